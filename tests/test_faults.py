@@ -83,7 +83,7 @@ def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, 
             path.write_bytes(path.read_bytes()[:100])
 
     strike(1, damage)
-    assert main(fit(root, tmp_path / "runs")) == 1
+    assert main(fit(root, tmp_path / "runs")) == 2
     error = capsys.readouterr().err
     assert ".mp4" in error
     assert "Traceback" not in error
@@ -92,14 +92,14 @@ def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, 
 
 def test_a_killed_data_worker_is_reported(root, tmp_path, strike, capsys):
     strike(0, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
-    assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 1
+    assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 2
     assert "memory ran out. Use fewer workers (data.init_args.num_workers" in capsys.readouterr().err
     assert saved_steps(tmp_path / "runs") >= 1
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(root, tmp_path, strike, limit_files, capsys):
     strike(2, lambda: limit_files(1 << 17))
-    assert main(fit(root, tmp_path / "runs")) == 1
+    assert main(fit(root, tmp_path / "runs")) == 2
     assert "running.ckpt could not be written" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.writing"))
     assert saved_steps(tmp_path / "runs") == 2
@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(root, tmp_path, str
 
 def test_a_disk_that_is_full_from_the_start_is_reported_in_one_line(root, tmp_path, limit_files, capsys):
     limit_files(1 << 11)
-    assert main(fit(root, tmp_path / "runs")) == 1
+    assert main(fit(root, tmp_path / "runs")) == 2
     assert "could not be written (File too large). Free disk space" in capsys.readouterr().err
 
 

@@ -49,5 +49,5 @@ def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_missing_ones_are_count
     assert results["texts"] == results["videos"]
     assert len(results["skipped"]) > 900
     assert all("no such file" in reason for reason in results["skipped"])
-    assert main(["fit", *options]) == 1
+    assert main(["fit", *options]) == 2
     assert "on_corrupt" in capsys.readouterr().err

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 class UserError(ValueError):
     """Error that a user can fix: an option, a file, or missing weights."""
 
-    exit_status = 1
-    """Exit status of the command line."""
+    exit_status = 2
+    """Exit status of the command line, as of argparse. Commands return 1 if what they examined has problems."""
 
 
 class MissingAssetError(UserError):

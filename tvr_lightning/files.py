@@ -68,13 +68,13 @@ def delayed_interrupt() -> Iterator[None]:
 
 @contextmanager
 def explain_write_errors(
-    file: Path, kept: str = "Earlier entries are kept.", rerun: str = "the command.", kind: type[UserError] = UserError
+    file: Path, kept: str = "Earlier entries are kept.", rerun: str = "the command."
 ) -> Iterator[None]:
-    """Turn an OSError into a `kind` of error that states what is `kept`, a fix, and the command to rerun."""
+    """Turn an OSError into a UserError that states what is `kept`, a fix, and the command to rerun."""
     try:
         yield
     except OSError as error:
-        raise kind(
+        raise UserError(
             f"{file} cannot be written: {error.strerror or error}. {kept} To resume, free disk space, or check its "
             f"permissions and the file size limit (ulimit -f), and rerun {rerun}"
         ) from error

@@ -42,7 +42,7 @@ class Range:
 
 
 class Role(Enum):
-    """What an option of a recipe affects, as declared in its annotation. An option without a role affects scores.
+    """Effect of an option of a recipe, as declared in its annotation. An option without a role affects scores.
 
     The roles of a section, such as `optimizer`, apply to all its options without their own. Roles decide which options
     may change when a checkpoint is tested or a run is resumed, and which ones are carried over to other data or

@@ -144,7 +144,7 @@ def test_a_second_push_on_the_command_line_creates_a_revision(hub, checkpoint, c
     assert yaml.safe_load(second["README.md"].decode().split("---")[1])["license"] == "mit"
     assert {name for name in first if first[name] != second[name]} == {"README.md"}
     hub.full = True
-    assert main(["push", str(checkpoint), "user/again"]) == 1
+    assert main(["push", str(checkpoint), "user/again"]) == 2
     assert hub.repositories["user/again"] == second, "a method that was there stays there"
 
 

@@ -19,9 +19,9 @@ from tvr_lightning import progress
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS, parser_of
 from tvr_lightning.config.recipe import Recipe, data_from_recipe
-from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.results import Results
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.runs.closing import write_run_page
@@ -74,7 +74,7 @@ def test_eval_memory_sets_the_memory_budget_of_scoring(msrvtt, tmp_path):
     assert evaluation("--eval_memory", "512MiB").memory_gib == 0.5
     recall = "--model.init_args.evaluation.recall=[1,50]"
     assert vars(evaluation(recall, "--eval_memory=4GiB")) == vars(evaluation(recall)) | {"memory_gib": 4}
-    with pytest.raises(OptionError, match="--eval_memory supports retrieval methods only"):
+    with pytest.raises(UserError, match="--eval_memory supports retrieval methods only"):
         Recipe.parse(["dpdv-vqa", "fixture", "fixture-vqa"], ["--eval_memory=1GiB"])
 
 
@@ -215,7 +215,7 @@ MISSING = {
 def test_missing_data_and_weights_are_named_together(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe, *options = words.split()
-    assert main(["fit", f"--config={recipe}", *options, f"--data.init_args.root={tmp_path}"]) == 1
+    assert main(["fit", f"--config={recipe}", *options, f"--data.init_args.root={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert str(tmp_path / "msrvtt") in error
     for part in MISSING[words]:
@@ -252,7 +252,7 @@ if not torch.cuda.is_available():
 
 @pytest.mark.parametrize("words", BAD_STARTS)
 def test_a_run_that_cannot_start_prints_one_line_and_leaves_no_folder(words, msrvtt, tmp_path, capsys):
-    assert main(["fit", *small_run(msrvtt, tmp_path / "runs"), *words.split()]) in (1, 2)
+    assert main(["fit", *small_run(msrvtt, tmp_path / "runs"), *words.split()]) == 2
     error = capsys.readouterr().err
     (line,) = [line for line in error.splitlines() if line.startswith("tvr: ")]
     assert BAD_STARTS[words] in line

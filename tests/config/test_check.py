@@ -8,8 +8,8 @@ import pytest
 from tvr_lightning.cli import main
 from tvr_lightning.config.check import check_options, nearest, sources_of
 from tvr_lightning.config.recipe import data_from_recipe, from_recipe
-from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.config.schema import cached_schema, keep
+from tvr_lightning.errors import UserError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = ["--config=tcmgc", "--config=fixture"]
@@ -41,7 +41,7 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         assert cached_schema() is None
-        with pytest.raises(OptionError, match="has no option gahter"):
+        with pytest.raises(UserError, match="has no option gahter"):
             from_recipe(["tcmgc"], ["--model.init_args.gahter=local"])
         assert cached_schema() is not None
         yield
@@ -56,7 +56,7 @@ def test_an_unknown_option_or_class_is_named_with_the_available_ones(option, val
 
 
 def test_an_error_in_a_constructor_is_printed_in_one_line(msrvtt, capsys):
-    assert main(["fit", *RECIPE, f"--data.init_args.root={msrvtt}", f"--{MODEL}.evaluation.audit=2"]) == 1
+    assert main(["fit", *RECIPE, f"--data.init_args.root={msrvtt}", f"--{MODEL}.evaluation.audit=2"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tvr: ")]
     assert line.startswith("tvr: evaluation.audit must be at least 4, or 0 for no audit, not 2")
     assert "Namespace" not in line
@@ -77,7 +77,7 @@ def test_an_error_in_a_constructor_is_printed_in_one_line(msrvtt, capsys):
 def test_errors_in_a_recipe_name_its_file(parse, content, message, tmp_path):
     recipe = tmp_path / "own.yaml"
     recipe.write_text(content)
-    with pytest.raises(OptionError) as refused:
+    with pytest.raises(UserError) as refused:
         parse(["tcmgc", "fixture", recipe])
     assert str(refused.value).startswith(f"--config {recipe}: ")
     assert message in str(refused.value)
@@ -117,11 +117,11 @@ def no_home(path):
 def test_a_cache_that_cannot_be_written_or_is_out_of_date_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(OptionError, match="has no option gahter"):
+    with pytest.raises(UserError, match="has no option gahter"):
         from_recipe(["tcmgc"], ["--model.init_args.gahter=local"])
     assert cached_schema() is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(OptionError):
+    with pytest.raises(UserError):
         from_recipe(["tcmgc"], ["--model.init_args.gahter=local"])
     (file,) = (tmp_path / "tvr-lightning").iterdir()
     assert cached_schema() is not None

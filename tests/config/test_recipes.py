@@ -7,7 +7,8 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 
 from tvr_lightning.config.recipe import Recipe, recipe_parser, with_defaults
-from tvr_lightning.config.recipe_files import OptionError, read_recipe
+from tvr_lightning.config.recipe_files import read_recipe
+from tvr_lightning.errors import UserError
 from tvr_lightning.testing import method_recipes
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -55,7 +56,7 @@ def test_the_options_that_an_overlay_drops_with_a_class_are_listed():
 
 
 def test_an_option_that_the_data_would_replace_is_refused():
-    with pytest.raises(OptionError, match=r"words is 9, but it follows data\.init_args\.words, which is 32"):
+    with pytest.raises(UserError, match=r"words is 9, but it follows data\.init_args\.words, which is 32"):
         Recipe.parse(["tcmgc"], ["--model.init_args.words=9"])
     same = Recipe.parse(["tcmgc"], ["--model.init_args.words=9", "--data.init_args.words=9"])
     assert same.config.model.init_args.words == 9

@@ -156,7 +156,7 @@ def test_the_command_skips_unreadable_videos_and_refuses_contradictions(original
     out = tmp_path / "out"
     command = ["data", "compress", "--config=data/msrvtt", "--num_workers=1",
                f"--data.init_args.root={originals}", f"--out={out}"]  # fmt: skip
-    assert main([*command, "--like=clip4clip", "--fps=4"]) == 1
+    assert main([*command, "--like=clip4clip", "--fps=4"]) == 2
     assert "Omit --fps" in capsys.readouterr().err
     assert main([*command, "--fps=2", "--size=32", "--frames=jpeg"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -169,7 +169,7 @@ def test_the_command_skips_unreadable_videos_and_refuses_contradictions(original
     data = MSRVTT(root=str(out), on_corrupt="skip")
     assert len(data.load_split("train").videos) == 10
     assert data.copies.how.describe() == "compressed 2 fps 32 jpeg"
-    assert main([*command, "--like=clip4clip"]) == 1
+    assert main([*command, "--like=clip4clip"]) == 2
     assert "contains copies compressed 2 fps 32 jpeg" in capsys.readouterr().err
 
 

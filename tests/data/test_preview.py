@@ -43,11 +43,11 @@ def test_clips_without_audio_and_with_dollar_signs_in_their_name_have_a_page(tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "message"),
-    [("page.png", 1, "letter.mp4"), ("page.xyz", 2, "page.xyz must end in .png, .pdf, or .svg")],
+    ("name", "message"),
+    [("page.png", "letter.mp4"), ("page.xyz", "page.xyz must end in .png, .pdf, or .svg")],
 )
-def test_other_files_and_suffixes_are_refused(tmp_path, capsys, name, status, message):
+def test_other_files_and_suffixes_are_refused(tmp_path, capsys, name, message):
     (tmp_path / "letter.mp4").write_text("not a video")
-    assert main(["data", "show", str(tmp_path / "letter.mp4"), "--out", str(tmp_path / name)]) == status
+    assert main(["data", "show", str(tmp_path / "letter.mp4"), "--out", str(tmp_path / name)]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / name).exists()

@@ -269,7 +269,7 @@ def test_the_command_describes_the_training_videos_of_a_recipe(msrvtt, folder, t
     assert f"Wrote {out}" in capsys.readouterr().out.replace("\n", "")
     train = MSRVTT(root=str(msrvtt), max_train_videos=3).read_split("train")
     assert list(read_captions(out).descriptions) == sorted(video.video_id for video in train.videos)
-    assert main([*command, "--model=nowhere"]) == 1
+    assert main([*command, "--model=nowhere"]) == 2
     assert "has no weights: looked in" in capsys.readouterr().err
 
 

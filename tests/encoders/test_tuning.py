@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
-from tvr_lightning.config.recipe_files import OptionError, read_recipe
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.encoders import (
     Adapter,
     ClipEncoder,
@@ -251,12 +251,12 @@ def test_the_features_overlay_freezes_the_encoder_and_the_frames():
 def test_tuning_of_stored_features_is_refused(monkeypatch):
     monkeypatch.delenv("TVR_DATA", raising=False)
     features = f"--config={RECIPES / 'features.yaml'}"
-    with pytest.raises(OptionError, match=r"tuning LoRA trains the encoder, whose features in features are fixed\."):
+    with pytest.raises(UserError, match=r"tuning LoRA trains the encoder, whose features in features are fixed\."):
         Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["lora"]]).check()
     with pytest.raises(UserError, match="environment variable TVR_DATA is set"):  # the next check
         Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["frozen"]]).check()
     misspelled = [OVERLAYS["lora"], "--model.init_args.tuning.init_args.targets=[queries]"]
-    with pytest.raises(OptionError, match=r"tuning.*targets is 'queries'; expected query, key, value, output, or mlp"):
+    with pytest.raises(UserError, match=r"tuning.*targets is 'queries'; expected query, key, value, output, or mlp"):
         Recipe.parse([RECIPES / "xpool.yaml"], misspelled)
 
 

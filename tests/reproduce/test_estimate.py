@@ -8,9 +8,9 @@ import torch
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
-from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.evaluation.pair_scores import PairScores
@@ -87,7 +87,7 @@ def test_limits_accumulation_and_validations_are_counted(
 
 def test_a_run_without_an_end_is_refused(recipe, monkeypatch):
     monkeypatch.setitem(recipe.config.trainer, "max_epochs", -1)
-    with pytest.raises(RecipeError, match=r"The run has no end\. Set trainer\.max_epochs"):
+    with pytest.raises(UserError, match=r"The run has no end\. Set trainer\.max_epochs"):
         estimate(recipe)
 
 

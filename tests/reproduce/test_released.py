@@ -50,8 +50,8 @@ def test_a_difference_from_the_published_result_ends_with_status_1(parity_cases,
 
 def test_missing_data_and_missing_checkpoints_are_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TVR_DATA", raising=False)
-    assert main(["verify-released", str(tmp_path)]) == 1
+    assert main(["verify-released", str(tmp_path)]) == 2
     assert "Set TVR_DATA to their parent folder." in capsys.readouterr().err
     monkeypatch.setenv("TVR_DATA", str(tmp_path))
-    assert main(["verify-released", str(tmp_path)]) == 1
+    assert main(["verify-released", str(tmp_path)]) == 2
     assert f"{tmp_path} contains no checkpoint. Expected the authors' files" in capsys.readouterr().err

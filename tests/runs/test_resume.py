@@ -200,7 +200,7 @@ def test_weights_of_an_earlier_step_are_not_tested_as_those_of_the_last(msrvtt, 
 
     monkeypatch.setattr(Run, "build_trainer", Run.build_trainer)  # restored after the test
     add_callback(PutBack())
-    assert main(options(msrvtt, tmp_path, "clip4clip")) == 1
+    assert main(options(msrvtt, tmp_path, "clip4clip")) == 2
     assert re.search(r"last\.ckpt contains the weights of step 3, but the run ended at step 6", capsys.readouterr().err)
     assert not list(tmp_path.glob("*/*/results.json"))
 
@@ -217,7 +217,7 @@ def test_checkpoints_have_the_permissions_of_other_new_files(mask, mode, tmp_pat
 
 def test_a_folder_that_cannot_be_written_is_named_before_training(msrvtt, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
-    assert main(options(msrvtt, tmp_path / "taken" / "runs", "clip4clip")) == 1
+    assert main(options(msrvtt, tmp_path / "taken" / "runs", "clip4clip")) == 2
     error = capsys.readouterr().err
     assert f"cannot write to {tmp_path / 'taken' / 'runs'}" in error
     assert "(Not a directory). Choose another folder with --results.directory=FOLDER" in error

@@ -43,7 +43,7 @@ def test_products_are_rounded_only_in_training_steps():
 
 
 def test_a_device_without_tf32_is_rejected(msrvtt, tmp_path, capsys):
-    assert main(["fit", *small_run(msrvtt, tmp_path, "--trainer.callbacks+=TF32")]) == 1
+    assert main(["fit", *small_run(msrvtt, tmp_path, "--trainer.callbacks+=TF32")]) == 2
     message = capsys.readouterr().err
     assert "trainer.callbacks has TF32, which the device cpu does not support. Remove it" in message
     assert "Traceback" not in message

@@ -13,7 +13,6 @@ from typing_extensions import override
 from tvr_lightning.cli import data, evaluate, features, search, tables, train
 from tvr_lightning.cli.options import Option
 from tvr_lightning.config.check import SchemaWalk
-from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.config.schema import cached_schema
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Range, in_words
@@ -45,13 +44,13 @@ class Command:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that refuses arguments with an OptionError."""
+    """Parser that refuses arguments with an UserError."""
 
     @override
     def error(self, message: str) -> NoReturn:
         if message.startswith("argument "):  # `argument --name: problem`
             message = message.removeprefix("argument ").replace(": ", " ", 1)
-        raise OptionError(f"{self.prog.removeprefix('tvr ')}: {message}. `{self.prog} --help` explains all arguments.")
+        raise UserError(f"{self.prog.removeprefix('tvr ')}: {message}. `{self.prog} --help` explains all arguments.")
 
 
 def parser_of(command: Command) -> CommandParser:
@@ -124,7 +123,7 @@ def parse(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[
         elif option.startswith("--"):
             if not command.sections or option[2:].partition(".")[0].rstrip("+") not in {*RECIPE, *command.sections}:
                 advice = f"{_hint(command, option, options)}`tvr {command.name} --help` lists all options."
-                raise OptionError(f"{command.name} has no option {option}. {advice}")
+                raise UserError(f"{command.name} has no option {option}. {advice}")
             alone = equals or option == "--print_config"
             overrides.append(word if alone else f"{word}={next(rest, '')}")
         else:

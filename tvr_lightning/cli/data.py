@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.options import CORES, Config, File, Folder, NewFile, NewFolder, Processes
-from tvr_lightning.config.recipe_files import OptionError
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling, Range
 from tvr_lightning.runs.log import loading
@@ -130,7 +129,7 @@ def show(
 ) -> None:
     """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page."""
     if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise OptionError(f"--out {out} must end in .png, .pdf, or .svg")
+        raise UserError(f"--out {out} must end in .png, .pdf, or .svg")
     from tvr_lightning.data.preview import preview
 
     preview(video, out, frames=frames, sampling=sampling)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tvr_lightning.cli.options import Config, File, NewFolder
-from tvr_lightning.config.recipe_files import OptionError, refuse_options, split_options
+from tvr_lightning.config.recipe_files import refuse_options, split_options
+from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count
 from tvr_lightning.runs.log import loading
 
@@ -45,21 +46,21 @@ def evaluate(
     of_normalization = [option for option in overrides if option.startswith("--normalization")]
     of_data = [option for option in overrides if option not in of_normalization]
     if len(scores) > 2:
-        raise OptionError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
+        raise UserError(f"{len(scores)} files of scores were given. Give one, or two to compare.")
     if name is not None and Path(name).name != name:
-        raise OptionError(f"--name is {name}; expected a name without slashes, which becomes part of a folder's name.")
+        raise UserError(f"--name is {name}; expected a name without slashes, which becomes part of a folder's name.")
     if len(scores) == 2:
         refuse_options({"name": name}, "cannot be used with two files of scores, which keep their own names.")
     if ids is not None:
         given = {"config": config or None, **dict(split_options(of_data))}
         refuse_options(given, "cannot be used with --ids, which reads no dataset.")
     elif not config and not of_data:
-        raise OptionError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
+        raise UserError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     with loading("evaluate"):
         from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
         from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
-        from tvr_lightning.evaluation.scores_file import ScoresError, read_pairs, read_scores, write_trec
+        from tvr_lightning.evaluation.scores_file import read_pairs, read_scores, write_trec
         from tvr_lightning.evaluation.sources import complete_matrix
         from tvr_lightning.evaluation.weights import Weights
         from tvr_lightning.progress import shown
@@ -81,7 +82,7 @@ def evaluate(
                 evaluation, ranked = evaluate_scores(matrix, truth, normalizer, ks, texts, videos, more)
                 drawn = intervals(evaluation, truth, ks, more)
         except ValueError as error:
-            raise ScoresError(f"{path}: {error}") from error
+            raise UserError(f"{path}: {error}") from error
         method = name or path.stem
         results = results_of(
             evaluation,
@@ -124,7 +125,7 @@ def _normalizer(options: Sequence[str]) -> Normalizer | None:
         return parser.instantiate(parser.parse_args(options)).normalization
     except ArgumentError as error:
         check_options(sources_of([], options), generate(parser))
-        raise OptionError(refusals(str(error))) from error
+        raise UserError(refusals(str(error))) from error
 
 
 def _truth_of_dataset(config: list[str], overrides: Sequence[str]) -> tuple[GroundTruth, list[str]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.options import Config, Device, FileOrFolder, NewFile, NewFolder, chosen_device
-from tvr_lightning.config.recipe_files import OptionError, refuse_options
-from tvr_lightning.errors import check_present
+from tvr_lightning.config.recipe_files import refuse_options
+from tvr_lightning.errors import UserError, check_present
 from tvr_lightning.option_types import (
     CAPTION_MODEL,
     CAPTION_PROMPT,
@@ -55,7 +55,7 @@ def extract(
     for videos without a recipe, which need no annotations.
     """
     if bool(videos) == bool(config):
-        raise OptionError("Give either a recipe (--config FILE) or video files and folders to extract from.")
+        raise UserError("Give either a recipe (--config FILE) or video files and folders to extract from.")
     of_files = {
         "architecture": architecture, "weights": weights, "audio_weights": audio_weights, "frames": frames,
         "sampling": sampling, "seed": seed,
@@ -63,13 +63,13 @@ def extract(
     if config:
         refuse_options(of_files, "cannot be used with --config. Set the recipe's own options instead.")
     elif overrides:
-        raise OptionError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
+        raise UserError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
     if not verify:
         refuse_options({"verify_sample": verify_sample}, "can only be used for a verification. Add --verify.")
     if engine == "local":
         refuse_options({"actors": actors, "address": address}, "can only be used with Ray. Add --engine ray.")
     elif verify:
-        raise OptionError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
+        raise UserError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     with loading("extract"):
         import torch
 

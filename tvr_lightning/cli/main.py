@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tvr_lightning import __version__
 from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command, parse, parser_of
 from tvr_lightning.config.check import check_before_parsing
-from tvr_lightning.config.recipe_files import OptionError, read_recipe
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.runs.log import VERBOSE, is_verbose
 
@@ -89,7 +89,7 @@ def list_commands(words: Sequence[str]) -> int:
     if asked not in ("", "-h", "--help", "data", "data -h", "data --help"):
         near = difflib.get_close_matches(asked, [command.name for command in COMMANDS], n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
-        raise OptionError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
+        raise UserError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
     about = "Text-video retrieval papers, reproduced with PyTorch Lightning."
     print("usage: tvr COMMAND [options]", about, "commands:", sep="\n\n")
     print(*(f"  {command.name:<16} {command.summary}" for command in COMMANDS), sep="\n")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust, chosen_device
-from tvr_lightning.config.recipe_files import OptionError, refuse_options
+from tvr_lightning.config.recipe_files import refuse_options
+from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, FrameSampling, Share
 from tvr_lightning.runs.log import loading
-from tvr_lightning.search.errors import RefusedError, SearchError
+from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
 CAPTIONS_SHOWN = 2
@@ -43,7 +44,7 @@ def index(
     encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling}
     is_new = not (out / "catalog.sqlite").is_file()
     if is_new and not videos:
-        raise OptionError("No videos are given. Name files or folders: tvr index VIDEOS...")
+        raise UserError("No videos are given. Name files or folders: tvr index VIDEOS...")
     if ckpt_path:
         reason = "cannot be combined with --ckpt_path, since a checkpoint contains its own weights and options."
         refuse_options({"weights": weights} | encoder, reason)
@@ -107,9 +108,9 @@ def search(
 ) -> None:
     """Find videos in an index by text or by an example."""
     if video and image:
-        raise OptionError("Use one example, either --video or --image.")
+        raise UserError("Use one example, either --video or --image.")
     if not "".join(query).strip() and not video and not image:
-        raise OptionError("No query is given. Describe the videos to find, or use --video or --image.")
+        raise UserError("No query is given. Describe the videos to find, or use --video or --image.")
     from tvr_lightning.progress import shown
 
     with shown("search: opening the index; tvr serve keeps it open"):
@@ -133,7 +134,7 @@ def search(
                     min_relevance=min_relevance,
                 )
             except ValidationError as error:
-                raise RefusedError(sentence(error.errors())) from error
+                raise SearchError(sentence(error.errors())) from error
             answer = searcher.search(asked)
     show(answer, as_json=json)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.options import Config, Device, Folder, NewFolder, Runs, Trust
-from tvr_lightning.config.recipe_files import OptionError, find_recipe, recipes_folder, refuse_options, split_options
+from tvr_lightning.config.recipe_files import find_recipe, recipes_folder, refuse_options, split_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Range, Workers
 from tvr_lightning.runs.log import loading
@@ -72,7 +72,7 @@ def reproduce(
     try:
         chosen = tuple(dict.fromkeys(int(seed) for seed in filter(None, seeds.split(","))))
     except ValueError as error:
-        raise OptionError(f"--seeds {seeds!r} must be whole numbers separated by commas, such as 0,1,2") from error
+        raise UserError(f"--seeds {seeds!r} must be whole numbers separated by commas, such as 0,1,2") from error
     laid_over = None if overlay is None else find_recipe(overlay, "--overlay")
     setting = Setting(recipes, folder, videos, laid_over, chosen, share)
     named = [load_table(name, recipes) for name in dict.fromkeys(tables)]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.options import Config, File, NewFile, Trust
-from tvr_lightning.config.recipe_files import RECIPES, OptionError, refuse_options
+from tvr_lightning.config.recipe_files import RECIPES, refuse_options
+from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, Range
 from tvr_lightning.runs.log import loading
 
@@ -42,7 +43,7 @@ def _run_of(command: str, summary: str) -> Callable[..., None]:
         overrides: Sequence[str] = (),
     ) -> None:
         if ckpt_path in ("best", "last", "hpc", "registry"):  # Lightning would search its own folders
-            raise OptionError(
+            raise UserError(
                 f"--ckpt_path {ckpt_path} is not a file. Name the file of a checkpoint, such as "
                 "runs/tcmgc-msrvtt/version_0/checkpoints/last.ckpt, or resume the newest run with "
                 "--checkpoints.resume=true."
@@ -50,7 +51,7 @@ def _run_of(command: str, summary: str) -> Callable[..., None]:
         elsewhere = ckpt_path is None or "://" in ckpt_path
         file = None if elsewhere else Path(str(ckpt_path))
         if file is not None and not file.exists():
-            raise OptionError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
+            raise UserError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
         with loading(command):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.runs.run import Run

@@ -9,16 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvr_lightning.config.recipe_files import (
-    OptionError,
-    find_recipe,
-    is_written_out,
-    nested,
-    read_recipe,
-    split_options,
-)
+from tvr_lightning.config.recipe_files import find_recipe, is_written_out, nested, read_recipe, split_options
 from tvr_lightning.config.schema import BOUNDS, cached_schema, class_name, types_of
-from tvr_lightning.errors import abbreviated
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.option_types import Range, in_words
 
 LISTED = 12
@@ -77,7 +70,7 @@ def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> N
     for section in sections:
         values = [source.content.get(section) for source in sources]
         if not any(isinstance(value, str) or "class_path" in (value or {}) for value in values):
-            raise OptionError(MISSING[section])
+            raise UserError(MISSING[section])
 
 
 def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
@@ -87,8 +80,8 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
         try:
             for name, value in source.content.items():
                 walk.option(name, value)
-        except OptionError as error:
-            raise OptionError(f"{source.where}{error}") from None
+        except UserError as error:
+            raise UserError(f"{source.where}{error}") from None
 
 
 def refusals(message: str) -> str:
@@ -124,7 +117,7 @@ class SchemaWalk:
         if name not in self.sections:
             near = self.similar(name)
             meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
-            raise OptionError(f"there is no option {name}. {meant}")
+            raise UserError(f"there is no option {name}. {meant}")
         self.value(name, self.sections[name], value)
 
     def similar(self, name: str) -> list[str]:
@@ -156,7 +149,7 @@ class SchemaWalk:
             expected = in_words(sorted(words, key=lambda word: word == "null"))
             if any("pattern" in variant for variant in variants):
                 expected = node["description"]
-            raise OptionError(f"{where} is {'empty' if value is None else repr(value)}; expected {expected}")
+            raise UserError(f"{where} is {'empty' if value is None else repr(value)}; expected {expected}")
 
     def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
         """Check a class and its options."""
@@ -175,7 +168,7 @@ class SchemaWalk:
                 having = sorted(other for other, kind in classes.items() if option in _options_of(kind))
                 owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
                 available = f"{name} has no option {option}{owners}. Available: {nearest(option, known)}"
-                raise OptionError(f"{where}.init_args.{option}: {available}")
+                raise UserError(f"{where}.init_args.{option}: {available}")
         self.options(f"{where}.init_args", known, options)
 
     def options(self, where: str, known: dict[str, Any], options: dict[str, Any]) -> None:
@@ -184,7 +177,7 @@ class SchemaWalk:
             if name in known:
                 self.value(f"{where}.{name}", known[name], value)
             elif known:
-                raise OptionError(f"{where}.{name}: there is no such option. Available: {nearest(name, known)}")
+                raise UserError(f"{where}.{name}: there is no such option. Available: {nearest(name, known)}")
 
     def variants(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the alternatives of a node, with the items of lists in place of the lists."""
@@ -210,7 +203,7 @@ def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -
             reason = f"but {module} has no {name}"
         except ImportError as error:
             reason = f"but {module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
-    raise OptionError(f"{where}.class_path is {full}, {reason}. Available: {nearest(name, classes)}{own}")
+    raise UserError(f"{where}.class_path is {full}, {reason}. Available: {nearest(name, classes)}{own}")
 
 
 def _options_of(variant: dict[str, Any]) -> dict[str, Any]:

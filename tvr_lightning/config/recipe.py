@@ -27,7 +27,7 @@ import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their 
 from tvr_lightning import data as datasets
 from tvr_lightning.config.check import Source, check_classes_given, check_options, refusals, sources_of
 from tvr_lightning.config.checkpoint_options import TrainedOptions
-from tvr_lightning.config.recipe_files import OptionError, RecipeError, merged
+from tvr_lightning.config.recipe_files import merged
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
@@ -164,7 +164,7 @@ class Recipe:
         except ArgumentError as error:
             recorded = [] if trained is None else [trained.source()]
             check_options([*sources, *recorded], keep(generate(parser)))
-            raise OptionError(refusals(str(error))) from error
+            raise UserError(refusals(str(error))) from error
         if cached_schema() is None:
             check_options(sources, keep(generate(parser)))
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
@@ -186,7 +186,7 @@ class Recipe:
         model = self.config.model
         tuning = model.init_args.get("tuning")
         if data.features and tuning and not issubclass(resolve_name(tuning.class_path), FineTuning | Frozen):
-            raise OptionError(
+            raise UserError(
                 f"model.init_args.tuning {tuning.class_path.rpartition('.')[2]} trains the encoder, whose features in "
                 f"{data.features} are fixed. Set it to Frozen, or unset data.init_args.features."
             )
@@ -203,23 +203,20 @@ class Recipe:
         precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
         named, given = (strategy, {}) if isinstance(strategy, str) else (strategy.class_path, _options_of(strategy))
         if given.get("save_distributed_checkpoint") or given.get("state_dict_type") == "sharded":
-            raise OptionError(
+            raise UserError(
                 "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
                 "save_distributed_checkpoint: false (or state_dict_type: full)."
             )
         finds_unused = given.get("find_unused_parameters") or "find_unused" in named
         kind = resolve_name(self.config.model.class_path)
         if "ddp" in named.lower() and not kind.trains_all_parameters and not finds_unused:
-            raise OptionError(
+            raise UserError(
                 f"trainer.strategy: {kind.__name__} does not train the layers of its method that only score pairs, so "
                 "DDP would stop at the second step. Add --trainer.strategy=ddp_find_unused_parameters_true"
             )
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
-        try:
-            check_precision(precision)
-            resolve_name(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))
-        except UserError as error:
-            raise OptionError(str(error)) from error
+        check_precision(precision)
+        resolve_name(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))
 
     def build_data(self) -> TextVideoDataModule:
         """Build only the data, as it is before the method sets the size of its frames."""
@@ -251,7 +248,7 @@ class Recipe:
             for name in FOLLOWS_DATA & {*given}:
                 used = self.config.data.init_args[name]
                 if given[name] != used:
-                    raise OptionError(
+                    raise UserError(
                         f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
                         f"{used}. Set that option instead."
                     )
@@ -259,7 +256,7 @@ class Recipe:
     def _set_memory(self) -> None:
         size, method = self.config.eval_memory, self.config.model.init_args
         if "evaluation" not in method:
-            raise OptionError("--eval_memory supports retrieval methods only; question answering does not score pairs")
+            raise UserError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
         method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
 
@@ -317,7 +314,7 @@ def explained() -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, TypeError, MisconfigurationException, ArgumentError) as error:
-        raise RecipeError(refusals(str(error))) from error
+        raise UserError(refusals(str(error))) from error
 
 
 def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:

@@ -13,21 +13,11 @@ RECIPES = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "reci
 """This project's recipes: inside the package if installed, next to it in a checkout."""
 
 
-class RecipeError(UserError):
-    """Options of a recipe are out of range, conflict, or need something that the data does not have."""
-
-
-class OptionError(RecipeError):
-    """A class or an option does not exist, or a value has the wrong type; the message lists choices, closest first."""
-
-    exit_status = 2  # same as argparse
-
-
 def refuse_options(options: Mapping[str, object], reason: str) -> None:
-    """Raise OptionError if an option was given (not None or False); `reason` completes the sentence after the names."""
+    """Raise UserError if an option was given (not None or False); `reason` completes the sentence after the names."""
     given = [f"--{name}" for name, value in options.items() if value is not None and value is not False]
     if given:
-        raise OptionError(f"{', '.join(given)} {reason}")
+        raise UserError(f"{', '.join(given)} {reason}")
 
 
 def find_recipe(name: str | Path, option: str = "--config") -> Path:
@@ -36,7 +26,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
     `recipes/data/didemo.yaml` is `data/didemo` for short. The error for a missing recipe names the option.
     """
     if not str(name):
-        raise OptionError(f"{option} is empty. Name a recipe, such as tcmgc.")
+        raise UserError(f"{option} is empty. Name a recipe, such as tcmgc.")
     path = Path(name)
     if path.exists() and not path.is_dir():
         return path
@@ -49,7 +39,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
     there = {file.stem: file for file in reversed(nearest_first)}
     near = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)
     hint = f"did you mean {there[near[0]]}?" if near else f"looked for it at {path.absolute()} and in {RECIPES}"
-    raise OptionError(f"{option} {name}: {'is a folder' if path.is_dir() else 'no such file'}; {hint}")
+    raise UserError(f"{option} {name}: {'is a folder' if path.is_dir() else 'no such file'}; {hint}")
 
 
 def recipes_folder(folder: Path) -> Path:
@@ -66,10 +56,10 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise OptionError(f"--config {name}: not a recipe (YAML with plain values): {said}") from error
+        raise UserError(f"--config {name}: not a recipe (YAML with plain values): {said}") from error
     if not isinstance(content, dict):
         contains = "is empty" if content is None else f"contains a {type(content).__name__}, not named options"
-        raise OptionError(f"--config {name} is not a recipe: it {contains}")
+        raise UserError(f"--config {name} is not a recipe: it {contains}")
     return content
 
 

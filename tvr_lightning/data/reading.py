@@ -1,4 +1,4 @@
-"""Reading of videos and texts: what a model needs, and the splits that can be read."""
+"""Reading of videos and texts: the requirements of a model, and the splits that can be read."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tvr_lightning.store import FeatureStore, Part, StoreError
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model needs of its data; without a model, the options name the stored parts.
+    """Requirements of a model for its data; without a model, the options name the stored parts.
 
     Attributes:
         tokenize: The encoder's `caption_tokens`; None leaves captions as strings.

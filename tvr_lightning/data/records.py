@@ -90,8 +90,6 @@ class Problem:
 class AnnotationError(UserError):
     """Error for annotation files that contradict themselves or their format; `problems` lists all findings."""
 
-    exit_status = 2
-
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
         lines = [str(problem) for problem in self.problems[:5]]

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluation, normalized_ranks
 from tvr_lightning.evaluation.metrics import MeanRank, QueryMean, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.ranks import Ranks, raise_on_nan
-from tvr_lightning.evaluation.scores_file import NOT_FOUND, ScoresError
+from tvr_lightning.evaluation.scores_file import NOT_FOUND
 from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
 from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison, percentile_interval, resample
 
@@ -49,9 +50,9 @@ def evaluate_scores(
     contexts: list[Context | None] = [None, None]
     if normalizer is not None:
         if left_out:
-            raise ScoresError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
+            raise UserError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
         if normalizer.needs_bank and bank_texts is None and bank_videos is None:
-            raise ScoresError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
+            raise UserError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
         counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
         ones = torch.ones(truth.texts, dtype=torch.float64)
         if not normalizer.needs_bank or bank_texts is not None:

@@ -37,7 +37,7 @@ LARGEST_EXPONENT = 200.0
 
 @dataclass
 class Bank:
-    """Features of K training texts and K' training videos that stand in for user queries."""
+    """Features of K training texts and K' training videos, used instead of user queries."""
 
     texts: TextFeatures
     videos: VideoFeatures

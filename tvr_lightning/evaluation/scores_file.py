@@ -23,12 +23,6 @@ TREC_VIDEOS = 1000  # per text, as in the runs that are submitted to TREC
 TREC_CHUNK = 2**24  # scores that are sorted at a time
 
 
-class ScoresError(UserError):
-    """File of scores that cannot be read or does not fit its split."""
-
-    exit_status = 2
-
-
 def read_scores(
     path: Path, truth: GroundTruth, video_ids: Sequence[str], bank: Literal["texts", "videos"] | None = None
 ) -> Tensor:
@@ -45,9 +39,9 @@ def read_scores(
             meaning and is kept. None for scores (N, M) of the split itself.
     """
     if path.suffix not in (".npy", ".npz", ".pt", ".pth"):
-        raise ScoresError(f"{path}: expected .npy, .npz, .pt or .parquet")
+        raise UserError(f"{path}: expected .npy, .npz, .pt or .parquet")
     if not path.is_file():
-        raise ScoresError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file")
     try:
         if path.suffix in (".pt", ".pth"):
             found = torch.load(path, map_location="cpu", weights_only=True)
@@ -56,17 +50,17 @@ def read_scores(
             found = dict(found) if path.suffix == ".npz" else found
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ScoresError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
+        raise UserError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
     entries: Mapping[str, Any] = found if isinstance(found, Mapping) else {"similarity": found}
     if len(entries) == 1:
         entries = {"similarity": next(iter(entries.values()))}
     if "similarity" not in entries:
-        raise ScoresError(f"{path} contains {', '.join(sorted(map(str, entries)))}. Name the matrix 'similarity'.")
+        raise UserError(f"{path} contains {', '.join(sorted(map(str, entries)))}. Name the matrix 'similarity'.")
     matrix = entries["similarity"]
     matrix = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiu" else matrix
     dense = isinstance(matrix, Tensor) and matrix.layout == torch.strided and not matrix.is_complex()
     if not dense or matrix.ndim != 2 or not matrix.numel():
-        raise ScoresError(f"{path}: expected a dense matrix of numbers with one row per text and one column per video")
+        raise UserError(f"{path}: expected a dense matrix of numbers with one row per text and one column per video")
     matrix = _finite(path, matrix if matrix.dtype == torch.float32 else matrix.double())
     names, index = entries.get("video_ids"), entries.get("text_index")
     if bank != "videos":
@@ -74,7 +68,7 @@ def read_scores(
         matrix = _aligned(path, matrix, 1, columns, video_ids, truth.where)
     if bank != "texts":
         if index is not None and np.asarray(index).dtype.kind not in "iu":
-            raise ScoresError(f"{path}: text_index contains other values than whole numbers. Write the texts' indices.")
+            raise UserError(f"{path}: text_index contains other values than whole numbers. Write the texts' indices.")
         rows = None if index is None else np.ravel(index).tolist()
         matrix = _aligned(path, matrix, 0, rows, range(truth.texts), truth.where)
     return matrix
@@ -88,12 +82,12 @@ def _aligned(
     count = matrix.shape[axis]
     if ids is None:
         if count != len(expected):
-            raise ScoresError(
+            raise UserError(
                 f"{path}: {count} {entry}s for the {len(expected)} {what}s of {where}. Write one {entry} per {what}."
             )
         return matrix
     if len(ids) != count:
-        raise ScoresError(f"{path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
+        raise UserError(f"{path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
     index, wanted = pd.Index(ids), pd.Index(expected)
     problems = {
         f"is not in {where}. Use its {what} IDs, such as {expected[0]!r}.": index[~index.isin(wanted)],
@@ -102,7 +96,7 @@ def _aligned(
     }
     for problem, names in problems.items():
         if len(names):
-            raise ScoresError(f"{path}: {what} {names.tolist()[0]!r} {problem}")
+            raise UserError(f"{path}: {what} {names.tolist()[0]!r} {problem}")
     return matrix.index_select(axis, torch.from_numpy(index.get_indexer(wanted)))
 
 
@@ -110,7 +104,7 @@ def _finite(path: Path, matrix: Tensor) -> Tensor:
     wrong = (~matrix.isfinite()).nonzero()
     if len(wrong):
         row, column = wrong[0].tolist()
-        raise ScoresError(
+        raise UserError(
             f"{path}: {len(wrong)} of {matrix.numel()} scores are NaN or infinite, the first in row {row}, column "
             f"{column} (counted from 0). Fix the program that computed them."
         )
@@ -126,21 +120,21 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
         table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])
         table = table.astype({"video_id": str})
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ScoresError(
+        raise UserError(
             f"{path}: not a parquet file with the columns text_index, video_id, and score ({error})"
         ) from error
     if table["score"].dtype.kind not in "fiu":
-        raise ScoresError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
+        raise UserError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
     ids: dict[str, Sequence[Any]] = {"text_index": range(truth.texts), "video_id": video_ids}
     for column, known in ids.items():
         unknown = table[column][~table[column].isin(known)].tolist()
         if unknown:
             entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {truth.where}"
-            raise ScoresError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
+            raise UserError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
     twice = table[table.duplicated(["text_index", "video_id"])]
     if len(twice):
         text, video, _ = twice.iloc[0]
-        raise ScoresError(f"{path}: text {text} with {video!r} occurs twice. Keep one of them.")
+        raise UserError(f"{path}: text {text} with {video!r} occurs twice. Keep one of them.")
     _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
     matrix = matrix.reindex(index=range(truth.texts), columns=list(video_ids)).fillna(NOT_FOUND)

@@ -1,7 +1,7 @@
 """Video question answering on a retrieval method's features (DPDV, Supplement, Section B and Table 4).
 
-The paper applies its partition and its dual views to question and video, and leaves the rest of the model open. There
-is no public code.
+The paper applies its partition and its dual views to question and video, and leaves the rest of the model open. No
+code is public.
 
 Deviations:
 - classifier: paper not stated; here, as HBI and EMCL-QA (main_vqa.py, modeling_qa.py), an MLP over the 1,500 most

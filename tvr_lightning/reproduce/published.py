@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.errors import UserError
 
 Entry = tuple[str | None, ...]
 PRINTED = {  # columns of values and their fields; the accuracy is in `extra`
@@ -105,7 +105,7 @@ def select_published(
             known = sorted({getattr(row, name) for row in rows} - {None})
             rows = [row for text, row in own if value.lower() == text or (name == "method" and value.lower() in text)]
             if not rows:
-                raise OptionError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
+                raise UserError(f"No published row has {name} {value!r}. Available: {', '.join(known) or 'none'}.")
     return rows
 
 

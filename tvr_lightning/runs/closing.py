@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from torch import Tensor
 
-from tvr_lightning.config.recipe_files import OptionError, RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.evaluator import Evaluation
 from tvr_lightning.evaluation.rank_table import write_ranks
@@ -53,12 +53,12 @@ _FILES = {
 
 
 def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Trainer) -> None:
-    """Raise an OptionError if the run does not validate, or validates on another split than `select_on`."""
+    """Raise an UserError if the run does not validate, or validates on another split than `select_on`."""
     if select_on == "last":
         return
     validated = "test" if data.validation == "test" else "val"
     if select_on != validated:
-        raise OptionError(
+        raise UserError(
             f"results.select_on: {select_on} selects by the validation loop, but {type(data).__name__} split "
             f"{data.split} validates on its {validated} videos. Use results.select_on: last or {validated} (test is "
             "optimistic), or set data.init_args.holdout to a number of training videos to validate on."
@@ -66,7 +66,7 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
     every, epochs, limit = trainer.check_val_every_n_epoch, trainer.max_epochs, trainer.limit_val_batches
     never = every is not None and epochs is not None and 0 < epochs < every
     if not trainer.checkpoint_callbacks or not limit or never:
-        raise OptionError(
+        raise UserError(
             f"results.select_on: {select_on} needs a checkpoint of a validation, but trainer.enable_checkpointing, "
             f"trainer.limit_val_batches: {limit:g}, or trainer.check_val_every_n_epoch: {every} and "
             f"trainer.max_epochs: {epochs} writes none. Change it, or use results.select_on: last."
@@ -81,14 +81,14 @@ def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> tuple[str | No
     if not path:
         if select_on == "last":
             return None, None
-        raise RecipeError(
+        raise UserError(
             f"results.select_on: {select_on} found no best checkpoint, since no validation has taken place. Test the "
             "last weights with results.select_on: last."
         )
     saved = read_checkpoint(Path(path))
     step = int(saved["global_step"])
     if select_on == "last" and step != trainer.global_step:
-        raise RecipeError(
+        raise UserError(
             f"{path} contains the weights of step {step}, but the run ended at step {trainer.global_step}, so nothing "
             f"was tested. Resume from it with --ckpt_path={path}"
         )

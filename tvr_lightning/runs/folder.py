@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
-from tvr_lightning.config.recipe_files import OptionError
+from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 from tvr_lightning.training.checkpoints import read_checkpoint
 
@@ -55,8 +55,8 @@ def create_run(runs: Path) -> Path:
 
 
 def locked_run(folder: Path) -> AbstractContextManager[None]:
-    """Lock a run's folder within the context; raise OptionError if another process has locked it."""
-    return file_lock(folder / LOCK, f"the run {folder}", OptionError)
+    """Lock a run's folder within the context; raise UserError if another process has locked it."""
+    return file_lock(folder / LOCK, f"the run {folder}", UserError)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser, with_defaults
-from tvr_lightning.config.recipe_files import OptionError, RecipeError, read_recipe
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.config.roles import recipe_roles, roles_of_option
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -59,7 +59,7 @@ class Run:
         self.command, self.recipe, self.config = command, recipe, recipe.config
         self.ckpt_path, self.words = ckpt_path, words
         if command == "fit" and ckpt_path and self.config.checkpoints.resume:
-            raise OptionError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
+            raise UserError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
         if recipe.changes:
             rank_zero_info("Options that differ from the checkpoint: " + "; ".join(recipe.changes))
         if recipe.dropped:
@@ -80,7 +80,7 @@ class Run:
             closing.check_selection(self.config.results.select_on, self.datamodule, self.trainer)
             endless = self.trainer.max_epochs == -1 and self.trainer.max_steps == -1
             if endless and self.model.optimizer_config.schedule_epochs is None:
-                raise OptionError(
+                raise UserError(
                     "The learning rate follows a schedule whose end is unknown, since trainer.max_epochs is -1. Set "
                     "model.init_args.optimizer.schedule_epochs to the number of epochs that the schedule spans."
                 )
@@ -204,7 +204,7 @@ class Run:
                 elif trainer.is_global_zero:
                     folder = claim.enter_context(new_run(runs, trainer))
             except OSError as error:
-                raise RecipeError(
+                raise UserError(
                     f"results.directory: the run cannot write to {error.filename or runs} ({error.strerror}). Choose "
                     "another folder with --results.directory=FOLDER"
                 ) from error
@@ -265,7 +265,7 @@ class Run:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            raise RecipeError(
+            raise UserError(
                 f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
                 "space, raise the file size limit (ulimit -f), or choose another folder with results.directory."
             ) from error

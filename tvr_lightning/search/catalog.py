@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search.errors import BusyError, RefusedError, SearchError, UnknownVideoError, UnreadableError
+from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import VideoFile
 from tvr_lightning.search.segments import SegmentClips
 
@@ -94,9 +94,7 @@ class Catalog:
         try:
             tables = self._run("SELECT name FROM sqlite_master WHERE type = 'table'")
             if tables and ("facts",) not in tables:
-                raise RefusedError(
-                    f"{self.file} is a database of another program. Choose another folder for the index."
-                )
+                raise SearchError(f"{self.file} is a database of another program. Choose another folder for the index.")
             version = self.fact("version") if tables else None
             if version is None and create:
                 with self._explained():

@@ -14,12 +14,6 @@ class SearchError(UserError):
         super().__init__(printable(message))  # file names may contain control characters
 
 
-class RefusedError(SearchError):
-    """Refusal before anything is changed."""
-
-    exit_status = 2  # as argparse
-
-
 class UnknownVideoError(SearchError):
     """The index does not contain the video."""
 

@@ -22,7 +22,7 @@ from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.search.catalog import FILE, Catalog, VideoRow
 from tvr_lightning.search.engine import load_scorers
-from tvr_lightning.search.errors import BusyError, RefusedError, SearchError
+from tvr_lightning.search.errors import BusyError, SearchError
 from tvr_lightning.search.files import NamedPaths, VideoFile, find_videos, resolve_roots, within
 from tvr_lightning.search.relevance import BACKGROUND, Scale
 from tvr_lightning.search.results import printable
@@ -90,8 +90,8 @@ def index(
         prune: Permission to remove videos that are missing, even if they are more than 5 % of the index.
 
     Raises:
-        SearchError: There is nothing to index, options differ from those of the index, or the disk is full.
-        RefusedError: `out` contains other files, or many videos are missing without `prune`.
+        SearchError: There is nothing to index, options differ from those of the index, `out` contains other files, many
+            videos are missing without `prune`, or the disk is full.
     """
     folder = Path(out)
     described = None if captions is None else read_captions(Path(captions))  # before hours of indexing
@@ -133,11 +133,11 @@ def _open_catalog(folder: Path) -> Iterator[Catalog]:
     others = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
     new, created_folder = FILE not in others, not folder.exists()
     if others and new:
-        raise RefusedError(
+        raise SearchError(
             f"{folder} contains files that are not part of an index ({', '.join(others[:3])}). Choose a new or empty "
             "folder with --out."
         )
-    with explain_write_errors(folder, "Finished batches are kept.", "tvr index.", SearchError):
+    with explain_write_errors(folder, "Finished batches are kept.", "tvr index."):
         folder.mkdir(parents=True, exist_ok=True)
         with file_lock(folder / LOCK, f"the index {folder}", BusyError), contextlib.ExitStack() as undo:
             if new:
@@ -277,7 +277,7 @@ class _Run:
                 gone = {video: path for video, path in gone.items() if video not in inside}
         lost = sorted(path for video, path in gone.items() if video in indexed)
         if len(lost) > max(1, REMOVED_WITHOUT_PRUNE * len(indexed)) and not prune:
-            raise RefusedError(
+            raise SearchError(
                 f"{len(lost)} of the {len(indexed)} videos in {self.catalog.folder} are missing from its folders, such "
                 f"as {lost[0]}. Restore them, or pass --prune to remove them from the index."
             )

@@ -14,7 +14,7 @@ from tvr_lightning.data.audio_alignment import clip_media
 from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, sample_frames
 from tvr_lightning.media.video import frames_at_rate, padded_clip
-from tvr_lightning.search.errors import RefusedError
+from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import SegmentKind
 from tvr_lightning.search.scorer import Clip, Scorer
 
@@ -43,11 +43,11 @@ class Segments:
 
     def __post_init__(self) -> None:
         if not SHORTEST_SHOT <= self.length <= 3600:
-            raise RefusedError(f"segment_length is {self.length:g} s; it must be between {SHORTEST_SHOT:g} and 3600")
+            raise SearchError(f"segment_length is {self.length:g} s; it must be between {SHORTEST_SHOT:g} and 3600")
         if not 0 <= self.overlap <= self.length - 1:
-            raise RefusedError(f"segment_overlap is {self.overlap:g} s; it must be between 0 and {self.length - 1:g}")
+            raise SearchError(f"segment_overlap is {self.overlap:g} s; it must be between 0 and {self.length - 1:g}")
         if self.kind == "none" and (self.length, self.overlap) != (LENGTH, 0.0):
-            raise RefusedError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
+            raise SearchError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
 
 def hue_saturation_brightness(image: Image.Image) -> NDArray[np.int16]:

@@ -48,8 +48,6 @@ SAMPLED_BYTES = 2**16
 class StoreError(UserError):
     """A feature store that is missing, damaged, incomplete, or made with other settings. The message names the fix."""
 
-    exit_status = 2
-
 
 def file_mark(path: Path) -> FileMark | None:
     """Return the mark that identifies a file, or None if the file does not exist or cannot be read.
@@ -441,7 +439,7 @@ class StoreWriter:
 
     def _explained(self, file: Path) -> AbstractContextManager[None]:
         kept = f"The store {self.path} is valid with its earlier content."
-        return explain_write_errors(file, kept, f"the command: {self.command}", StoreError)
+        return explain_write_errors(file, kept, f"the command: {self.command}")
 
 
 def _content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:

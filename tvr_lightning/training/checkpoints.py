@@ -31,8 +31,6 @@ CONVERTED = "authors_checkpoint"  # if `tvr convert` created it from the authors
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged, or of another method or size; the message has what was found and what fits."""
 
-    exit_status = 2  # as for other invalid arguments
-
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint: memory-mapped tensors and plain values. No code in it is executed."""

@@ -93,7 +93,7 @@ class RecipeModule(LightningModule):
 
     @property
     def needs(self) -> Needs:
-        """What the model needs of its data, which asks for it in `setup`."""
+        """Requirements of the model for its data, which asks for them in `setup`."""
         uses_audio = getattr(self, "audio_encoder", None) is not None
         return Needs(self.encoder.caption_tokens(self.words), getattr(self, "needs_patches", False), uses_audio)
 

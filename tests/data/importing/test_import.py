@@ -13,12 +13,13 @@ from hub_stand_in import serving
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo, TextVideoDataModule
-from tvr_lightning.data.importing import ImportFailed, run
+from tvr_lightning.data.importing import run
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
 from tvr_lightning.data.records import SYNTHETIC, SYNTHETIC_FILE
 from tvr_lightning.data.video_files import stem
+from tvr_lightning.errors import UserError
 
 
 def bring(dataset: str, source: Path, root: Path, **options) -> ImportReport:
@@ -215,7 +216,7 @@ def test_nothing_is_unpacked_from_damaged_parts_of_a_tar(tmp_path):
     ):
         for path, content in changes.items():
             path.unlink() if content is None else path.write_bytes(content)
-        with pytest.raises(ImportFailed, match=message):
+        with pytest.raises(UserError, match=message):
             bring("msrvtt", source, tmp_path / "data")
         for path in changes:
             path.write_bytes(whole[path])
@@ -314,7 +315,7 @@ def test_existing_files_are_not_overwritten(tmp_path):
         (second, "videoX.mp4", r"2/video1\.mp4 and .*hub/video1\.mp4 have the same name but differ"),
     ):
         write(file, content)
-        with pytest.raises(ImportFailed, match=message):
+        with pytest.raises(UserError, match=message):
             bring("msrvtt", source, tmp_path / "data")
         assert file.read_text() == content
         assert file != mine or [path.name for path in out.iterdir()] == [mine.name]
@@ -335,7 +336,7 @@ def test_unknown_and_ambiguous_layouts_are_refused(msrvtt, tmp_path):
         ("msvd", tmp_path / "gone", {}, "is not a folder"),
         ("msvd", incomplete, {"layout": "hup"}, r"no layout 'hup'\. Available: hub, clip4clip, official"),
     ):
-        with pytest.raises(ImportFailed, match=message):
+        with pytest.raises(UserError, match=message):
             bring(dataset, folder, out, **options)
     assert not out.exists()
     assert bring("msrvtt", source, out, layout="hub").splits["9k", "train"] == (2, 4)
@@ -407,7 +408,7 @@ def test_an_interrupted_download_resumes(repository, tmp_path, monkeypatch):
     with serving(REPOSITORY, repository) as hub:
         hub.breaks_once.add(ARCHIVE)
         hub.breaks_off.add("msvd_val.json")
-        with pytest.raises(ImportFailed, match=r"friedrichor/MSVD could not be downloaded from http://127\.0\.0\.1"):
+        with pytest.raises(UserError, match=r"friedrichor/MSVD could not be downloaded from http://127\.0\.0\.1"):
             fetch("msvd", tmp_path / "got", endpoint=hub.address)
         assert not (tmp_path / "got" / "msvd_val.json").exists()
         first, second = downloads(hub, ARCHIVE)
@@ -423,15 +424,15 @@ def test_an_interrupted_download_resumes(repository, tmp_path, monkeypatch):
 
 def test_failed_downloads_are_explained(repository, tmp_path, monkeypatch):
     out = tmp_path / "got"
-    with pytest.raises(ImportFailed, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
+    with pytest.raises(UserError, match=r"could not be downloaded from http://127\.0\.0\.1:9 \(.*docs/datasets\.md"):
         fetch("msvd", out, endpoint="http://127.0.0.1:9")
-    with pytest.raises(ImportFailed, match="lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, act"):
+    with pytest.raises(UserError, match="lsmdc cannot be downloaded from the Hub, only msrvtt, msvd, didemo, act"):
         fetch("lsmdc", out)
     missing = "friedrichor/MSVD on the Hub is no longer public"
-    with serving("somebody/else", repository) as hub, pytest.raises(ImportFailed, match=missing):
+    with serving("somebody/else", repository) as hub, pytest.raises(UserError, match=missing):
         fetch("msvd", out, endpoint=hub.address)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10})())
     full = r"has 0\.0 GB of free space, but .* are needed"
-    with serving(REPOSITORY, repository) as hub, pytest.raises(ImportFailed, match=full):
+    with serving(REPOSITORY, repository) as hub, pytest.raises(UserError, match=full):
         fetch("msvd", out, endpoint=hub.address)
     assert not [path for path in out.rglob("*") if path.is_file()]

@@ -202,9 +202,11 @@ def test_a_run_that_several_tables_share_is_in_all_of_them(tmp_path):
 
 def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
     run_report(copied, RECIPES)
-    assert "are missing" in capsys.readouterr().out
+    assert "No figures of dpdv-s4/dpdv-vqa: figures need weights" in capsys.readouterr().out
     run = next(run for run in read_runs(copied) if run.finished)
-    assert "No figures: the weights" in (copied / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
+    assert "No figures: figures need weights" in (copied / "report" / "runs" / f"{run.key}.html").read_text(
+        encoding="utf-8"
+    )
     (copied / "figures").mkdir(exist_ok=True)
     (copied / "figures" / f"{run.key}.npz").write_bytes(b"PK half a file")
     with pytest.raises(UserError, match="damaged"):

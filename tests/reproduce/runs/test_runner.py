@@ -237,7 +237,7 @@ def test_the_fixture_is_used_only_if_requested_or_without_real_data(dry_run, tmp
         (["--seeds=0,x"], 2, "whole numbers separated by commas"),
         (["--fixture_videos=2"], 2, "expected a whole number of at least 8"),
         (["--overlay=absent.yaml"], 2, "--overlay absent.yaml: no such file"),
-        (["gare-0"], 1, "There is no table 'gare-0'. The most similar names are "),
+        (["gare-0"], 2, "There is no table 'gare-0'. The most similar names are "),
         (["--gpus=2", "--minutes=9"], 2, "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm."),
         (["--engine=slurm", "--minutes=0"], 2, "expected a whole number of at least 1"),
         (["--only=gadi"], 2, "--only 'gadi' is not a run of these tables"),

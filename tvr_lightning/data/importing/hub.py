@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from tvr_lightning.data.importing import ImportFailed
+from tvr_lightning.errors import UserError
 
 # Base class of the HTTP library's connection errors; huggingface_hub uses different libraries in different releases.
 NO_ANSWER: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -29,7 +29,7 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
     The default `endpoint` is that of huggingface_hub (HF_ENDPOINT).
     """
     if dataset not in REPOSITORIES:
-        raise ImportFailed(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
+        raise UserError(f"{dataset} cannot be downloaded from the Hub, only {', '.join(REPOSITORIES)}. {GUIDE}")
     repository, patterns = REPOSITORIES[dataset]
     patterns = [pattern for pattern in patterns if pattern.endswith(".json") or not annotations_only]
     try:
@@ -40,20 +40,20 @@ def fetch(dataset: str, folder: Path, annotations_only: bool = False, endpoint: 
             if any(fnmatch(item.rfilename, pattern) for pattern in patterns)
         }
         if not sizes:
-            raise ImportFailed(f"{repository} on the Hub no longer contains any of {', '.join(patterns)}. {GUIDE}")
+            raise UserError(f"{repository} on the Hub no longer contains any of {', '.join(patterns)}. {GUIDE}")
         folder.mkdir(parents=True, exist_ok=True)
         needed = sum(size for name, size in sizes.items() if not (folder / name).is_file())
         if needed > (free := shutil.disk_usage(folder).free):
             space = f"{free / 1e9:.1f} GB of free space, but {needed / 1e9:.1f} GB are needed"
-            raise ImportFailed(f"{folder} has {space}. Free disk space.")
+            raise UserError(f"{folder} has {space}. Free disk space.")
         for name in sizes:
             huggingface_hub.hf_hub_download(
                 repository, name, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint
             )
     except RepositoryNotFoundError as error:
-        raise ImportFailed(f"{repository} on the Hub is no longer public ({_first(error)}). {GUIDE}") from error
+        raise UserError(f"{repository} on the Hub is no longer public ({_first(error)}). {GUIDE}") from error
     except (NO_ANSWER, OSError) as error:
-        raise ImportFailed(
+        raise UserError(
             f"{repository} could not be downloaded from {endpoint or huggingface_hub.constants.ENDPOINT} "
             f"({_first(error)}). Rerun the command to download the missing files. {GUIDE}"
         ) from error

@@ -14,11 +14,10 @@ from subprocess import PIPE, Popen
 from tempfile import TemporaryDirectory
 from typing import IO, Literal, cast
 
-from tvr_lightning.data.importing import ImportFailed
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED, AnnotationLayout, Files
 from tvr_lightning.data.records import SYNTHETIC_FILE, AnnotationError, SplitName
 from tvr_lightning.data.video_files import is_video, stem
-from tvr_lightning.errors import abbreviated
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.files import explain_write_errors, write_whole
 from tvr_lightning.progress import progress_bar
 from tvr_lightning.store.feature_store import file_mark, is_same_file
@@ -85,7 +84,7 @@ def import_dataset(
         if not file.is_file():
             report.written.append(name)
         elif file.read_bytes() != content:
-            raise ImportFailed(f"{file} already exists with different content. Move it, or choose another --root.")
+            raise UserError(f"{file} already exists with different content. Move it, or choose another --root.")
     # Written after all checks and before the videos, whose import may take long and can be resumed.
     for name in report.written:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,15 +100,15 @@ def import_dataset(
 def _find_layout(dataset: str, source: Path, name: str | None, skip: Path) -> tuple[AnnotationLayout, Files, Path]:
     """Return the layout (only `name`, if given) of the annotations in a folder, their files, and their folder.
 
-    Subfolders are searched too, except `skip`, which earlier imports wrote. Raise ImportFailed unless there is one.
+    Subfolders are searched too, except `skip`, which earlier imports wrote. Raise UserError unless there is one.
     """
     title = DATASETS[dataset].title
     layouts = [layout for layout in LAYOUTS[dataset] if name in (None, layout.name)]
     if not source.is_dir():
-        raise ImportFailed(f"{source} is not a folder. Name the folder with the annotations and the videos of {title}.")
+        raise UserError(f"{source} is not a folder. Name the folder with the annotations and the videos of {title}.")
     if not layouts:
         available = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS[dataset]))
-        raise ImportFailed(f"{title} has no layout {name!r}. Available: {available}.")
+        raise UserError(f"{title} has no layout {name!r}. Available: {available}.")
     nearest: dict[str, list[str]] = {}
     level = [source]
     for _ in range(DEPTH + 1):
@@ -122,7 +121,7 @@ def _find_layout(dataset: str, source: Path, name: str | None, skip: Path) -> tu
         fullest = [one for files, one in complete.items() if not any(files < others for others in complete)]
         if len(fullest) > 1:
             several = " and ".join(f"{layout.name} in {folder}" for layout, _, folder in fullest)
-            raise ImportFailed(
+            raise UserError(
                 f"{source} contains several layouts of {title}: {several}. Choose one with --layout or --from."
             )
         if fullest:
@@ -130,7 +129,7 @@ def _find_layout(dataset: str, source: Path, name: str | None, skip: Path) -> tu
         inside = (path for folder in level for path in sorted(folder.iterdir()))
         level = [path for path in inside if path.is_dir() and path.name != "videos" and path != skip]
     absent = "; ".join(f"for {layout} {', '.join(missing)}" for layout, missing in nearest.items())
-    raise ImportFailed(
+    raise UserError(
         f"No supported {title} layout found in {source}. Missing files: {absent}. For supported layouts, see "
         "docs/datasets.md."
     )
@@ -183,13 +182,13 @@ def _find_videos(folder: Path) -> tuple[dict[str, Path], list[list[Path]]]:
         elif is_video(path.name):
             other = loose.setdefault(stem(path.name), path)
             if other != path and not filecmp.cmp(other, path, shallow=False):
-                raise ImportFailed(f"{other} and {path} have the same name but differ. Move one of them.")
+                raise UserError(f"{other} and {path} have the same name but differ. Move one of them.")
     for whole, numbered in parts.items():
         order = sorted(numbered)
         if all(number.isdigit() for number in order):
             order.sort(key=int)
             if absent := set(range(1, int(order[-1]))) - set(map(int, order)):
-                raise ImportFailed(f"{whole}: part {min(absent)} is missing. Download it, too.")
+                raise UserError(f"{whole}: part {min(absent)} is missing. Download it, too.")
         archives.append([numbered[number] for number in order])
     return loose, archives
 
@@ -210,9 +209,9 @@ def _import_videos(
     targets = {file: folders[name] / file.name for name, file in loose.items() if name in folders}
     for file, target in targets.items():  # all of them before anything is written
         if target.exists() and not target.samefile(file) and not is_same_file(target, file_mark(file)):
-            raise ImportFailed(f"{target} already exists and is not {file}. Move it.")
+            raise UserError(f"{target} already exists and is not {file}. Move it.")
     place, kept = next(iter(folders.values()), Path()), "Imported videos are kept."
-    with progress_bar(progress) as bar, explain_write_errors(place, kept, kind=ImportFailed):
+    with progress_bar(progress) as bar, explain_write_errors(place, kept):
         title = "linking videos" if way == "link" else "copying videos"
         for file, target in bar.track(targets.items(), description=title):
             if target.exists():
@@ -241,11 +240,11 @@ def _import_videos(
                         elif target.read_bytes() == content.read():
                             report.present += 1
                         else:
-                            raise ImportFailed(
+                            raise UserError(
                                 f"{target} already exists and differs from the file in the archive. Move it."
                             )
             except (zipfile.BadZipFile, tarfile.ReadError, EOFError, zlib.error) as error:
-                raise ImportFailed(
+                raise UserError(
                     f"{parts[0]} is truncated or damaged ({error}). Download it again and rerun the command."
                 ) from error
 
@@ -257,7 +256,7 @@ def _videos_in(parts: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
             for entry in archive.infolist():
                 if is_video(entry.filename):
                     if entry.flag_bits & ENCRYPTED:
-                        raise ImportFailed(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
+                        raise UserError(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
                     with archive.open(entry) as content:
                         yield Path(entry.filename).name, content
         return

@@ -18,9 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tvr_lightning.config.recipe import Recipe
-from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.pretrained import weights_follow
+from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.features import FeatureBatch
@@ -242,7 +242,7 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
     built = build_untrained(recipe)
     module = built.model
     if not isinstance(module, RetrievalModule):
-        raise RecipeError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
+        raise UserError(f"tvr profile measures retrieval methods, not {type(module).__name__}")
     own = built.trainer
     trainer = Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, precision=own.precision, plugins=own.plugins

@@ -13,10 +13,10 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from tvr_lightning.config.recipe import Recipe
-from tvr_lightning.config.recipe_files import RecipeError
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.records import SplitName
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.ncl.method import NCL
 from tvr_lightning.progress import clock
@@ -106,7 +106,7 @@ def prepare(recipe: Recipe) -> tuple[RetrievalModule, TextVideoDataModule, Train
     built = recipe.build()
     method, data = built.model, built.data
     if not isinstance(method, RetrievalModule):
-        raise RecipeError("--estimate supports retrieval methods only, not question answering")
+        raise UserError("--estimate supports retrieval methods only, not question answering")
     trainer = Trainer(
         accelerator="auto", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False,
@@ -125,7 +125,7 @@ def count_training(trainer: Trainer) -> tuple[int, float, int]:
     """Return the number of training batches, epochs, and validations of a run that has an end."""
     steps = trainer.estimated_stepping_batches
     if steps == math.inf:
-        raise RecipeError("The run has no end. Set trainer.max_epochs.")
+        raise UserError("The run has no end. Set trainer.max_epochs.")
     per_epoch, accumulated = int(trainer.num_training_batches), trainer.accumulate_grad_batches
     full, rest = divmod(int(steps), math.ceil(per_epoch / accumulated))
     batches = full * per_epoch + rest * accumulated

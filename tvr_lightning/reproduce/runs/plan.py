@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
 from tvr_lightning.config import recipe_files
-from tvr_lightning.config.recipe_files import OptionError, merged, read_recipe
+from tvr_lightning.config.recipe_files import merged, read_recipe
 from tvr_lightning.config.roles import options_with
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.errors import UserError
@@ -79,23 +79,21 @@ class Plan:
 def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[str] = ()) -> Plan:
     """Plan the runs of tables: those named in `only` as `<run>` or `<table>/<run>`, and the runs that these need."""
     if setting.share != "nothing" and setting.fixture_videos is None:
-        raise OptionError(
+        raise UserError(
             f"--share {setting.share} is only for the synthetic datasets. With real data, runs share the encoder's "
             "published weights (recipes/features.yaml trains heads on their stored features)."
         )
     plan = Plan(setting)
     known = {f"{table.name}/{run.name}": (table, run) for table in tables for run in table.runs}
     if unknown := set(only) - known.keys() - {run.name for _, run in known.values()}:
-        raise OptionError(
-            f"--only {min(unknown)!r} is not a run of these tables. Available: {', '.join(sorted(known))}"
-        )
+        raise UserError(f"--only {min(unknown)!r} is not a run of these tables. Available: {', '.join(sorted(known))}")
     for claim, (table, run) in known.items():
         omitted = setting.share == "features" and run.backbone is not None
         if not omitted and (not only or run.name in only or claim in only):
             for seed in setting.seeds or (None,):
                 _add(plan, table, run, seed)
     if only and not plan.runs:
-        raise OptionError(
+        raise UserError(
             f"--only {', '.join(only)} leaves no runs, since --share features omits runs with other backbones"
         )
     return plan
