@@ -33,7 +33,6 @@ def trainer(world, **options):
     if world > 1:
         options |= {"devices": world, "strategy": "ddp_find_unused_parameters_true"}
     warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
-    warnings.filterwarnings("ignore", message=".*some scores are below zero")
     return quiet_trainer(**options)
 
 

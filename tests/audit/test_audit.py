@@ -683,7 +683,6 @@ def test_nan_after_a_change_is_a_finding():
 
 
 @pytest.mark.filterwarnings("ignore:protocol. as-released scores every video under its own caption")
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize(
     ("options", "sentences", "expected"),
     [

@@ -15,8 +15,6 @@ from tvr_lightning.evaluation.sources import TransposedSource
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest
 from tvr_lightning.features import Scores, VideoFeatures
 
-NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
-
 
 def second_stage(text, video):
     """A score that disagrees with the first stage."""
@@ -122,7 +120,6 @@ def test_nan_scores_a_bare_matrix_and_no_candidates_are_refused():
         TwoStage(0)
 
 
-@NEGATIVE
 def test_as_many_candidates_as_items_give_the_results_of_the_method():
     plain, two = evaluate(None), evaluate(TwoStage(100))
     assert two.text_to_video == plain.text_to_video

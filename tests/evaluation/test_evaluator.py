@@ -21,8 +21,6 @@ from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.testing import run_processes
 
-NEGATIVE = pytest.mark.filterwarnings("ignore:.*some scores are below zero")
-
 
 def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
     return Scores(normalize(text.sentence, dim=-1) @ normalize(video.frames.mean(1), dim=-1).T)
@@ -66,7 +64,6 @@ def test_ranks_equal_those_of_the_whole_matrix(score):
     assert (evaluation.texts, evaluation.videos, evaluation.partial) == (14, 8, False)
 
 
-@NEGATIVE
 @pytest.mark.parametrize("normalizer", [None, DualSoftmax(10.0), SinkhornBias(0.1, "oracle")])
 @pytest.mark.parametrize("blocks", [(1, 1), (5, 3), (14, 8), (100, 100)])
 def test_kept_and_recomputed_scores_give_identical_ranks(blocks, normalizer):
@@ -220,7 +217,6 @@ def banked() -> tuple:
     return texts, videos, truth, Bank(bank_texts, bank_videos)
 
 
-@NEGATIVE
 @pytest.mark.parametrize(
     "normalizer",
     [DualSoftmax(5.0), QueryBankNorm(5.0), SinkhornBias(0.2), SinkhornBias(0.2, "oracle", marginals="count")],
@@ -245,7 +241,6 @@ def test_evaluation_normalizes_the_matrix_of_each_direction(normalizer):
     assert evaluation.text_to_video_ranks.better.tolist() != plain.text_to_video_ranks.better.tolist()
 
 
-@pytest.mark.filterwarnings("ignore:.*(below zero|look like logits)")
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 @pytest.mark.parametrize("normalizer", [DualSoftmax(), QueryBankNorm()], ids=lambda normalizer: normalizer.name)
 def test_a_method_with_logits_gets_the_ranks_of_its_matrix(normalizer, scale):
@@ -300,7 +295,6 @@ def evaluate_in_a_process(rank: int, world: int) -> tuple[dict, str]:
     return found, str(raised.value)
 
 
-@NEGATIVE
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_give_the_results_of_one(world):
     results = run_processes(evaluate_in_a_process, world, world)

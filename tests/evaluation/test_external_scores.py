@@ -52,7 +52,6 @@ def evaluated(*words: str) -> dict:
     return json.loads(written.read_text())
 
 
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 @pytest.mark.parametrize(
     ("words", "text_to_video", "video_to_text"),
     [
@@ -84,7 +83,6 @@ def read_trec(folder: Path) -> tuple[dict, dict]:
     return run, pytrec_eval.RelevanceEvaluator(relevant, {"success", "recip_rank", "ndcg_cut"}).evaluate(run)
 
 
-@pytest.mark.filterwarnings("ignore:.*(scores are below zero|look like logits)")
 @pytest.mark.parametrize("options", [[], ["--normalization=DualSoftmax"]])
 @pytest.mark.parametrize("name", ["single", "multi"])
 def test_pytrec_eval_computes_the_same_metrics_from_a_trec_run(folder, case, name, options, capsys):

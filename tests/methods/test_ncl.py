@@ -241,7 +241,6 @@ def test_only_queues_keep_the_pairs_of_accumulated_batches(built, name, waiting)
         assert len(model.contrast.text_queue) == len(model.contrast.video_queue) == 16
 
 
-@pytest.mark.filterwarnings("ignore:.*some scores are below zero")
 def test_any_method_can_be_normalized_with_the_training_split(built):
     model, data = built("clip4clip")
     tester = quiet_trainer()

@@ -130,6 +130,12 @@ def test_an_index_whose_videos_all_became_unreadable_is_reported(folder, out, up
     assert main(["index", "--out", str(out)]) == 0
 
 
+def test_single_files_are_found_without_problems(folder):
+    paths = clips(folder, 2)
+    files, problems, unread = find_videos(paths[:1])
+    assert ([file.path for file in files], problems, unread) == (paths[:1], [], set())
+
+
 def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     outside = tmp_path / "secret"
     (first,), (secret,) = clips(folder, 1), clips(outside, 1)

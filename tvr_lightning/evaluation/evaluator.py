@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -297,9 +296,7 @@ def normalized_ranks(
             before = streamed_ranks(source, video_of_text)
             added = sum(int(((new.tied > 1) & (old.tied == 1)).sum()) for old, new in zip(before, ranks, strict=True))
             found += [f"it adds ties to the ranks of {added} queries"] if added else []
-        for warning in dict.fromkeys(found):
-            warnings.append(warning)
-            rank_zero_warn(f"{normalizer.name}: {warning}. Choose another normalization or temperature.")
+        warnings.extend(dict.fromkeys(found))
     return ranks, keys[0]
 
 

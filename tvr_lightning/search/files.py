@@ -96,6 +96,7 @@ def find_videos(roots: Sequence[Path]) -> tuple[list[VideoFile], list[str], set[
     for root in roots:
         if root.is_file():
             add(root)
+            continue
         for folder, _, names in os.walk(root, onerror=cannot_read):
             for name in names:
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:

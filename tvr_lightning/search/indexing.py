@@ -310,7 +310,7 @@ class _Run:
 
     def _write_long(self, file: VideoFile, progress: Progress) -> int:
         """Write a video segment by segment, visible once it is complete; return the number of videos, 1 or 0."""
-        bar = progress.add_task(escape(printable(file.path.name)), total=None)
+        bar = progress.add_task(escape(printable(file.path.name)), total=0)
         try:
             duration = probe(file.path).duration
             progress.update(bar, total=round(duration))

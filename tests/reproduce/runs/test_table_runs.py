@@ -93,7 +93,7 @@ def tables(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:protocol. as-released:UserWarning", "ignore:dual softmax .* below zero:UserWarning")
+@pytest.mark.filterwarnings("ignore:protocol. as-released:UserWarning")
 @pytest.mark.parametrize("table", known_tables(RECIPES))
 def test_every_run_of_a_table_trains_and_scores(table, tables):
     """Runs that differ from an earlier one only in options of the method take a step and score without a Trainer."""
