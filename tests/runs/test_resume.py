@@ -337,6 +337,15 @@ def test_other_optimizer_options_than_the_checkpoints_are_refused(
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+def test_training_does_not_resume_from_weights_alone(finished_run, msrvtt, tmp_path, capsys):
+    saved = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)
+    torch.save(
+        {name: saved[name] for name in saved.keys() - {"optimizer_states", "lr_schedulers"}}, tmp_path / "w.ckpt"
+    )
+    assert main(["fit", *small_run(msrvtt, tmp_path / "runs", f"--ckpt_path={tmp_path / 'w.ckpt'}")]) == 2
+    assert "w.ckpt contains weights only" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:.ModelCheckpoint.monitor=")
 def test_optimizer_states_belong_to_names_and_the_schedule_to_the_options(finished_run, msrvtt, tmp_path):
     """A version of the package may have other positions of parameters and groups."""

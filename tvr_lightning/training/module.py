@@ -162,6 +162,11 @@ class RecipeModule(LightningModule):
         if is_sharded(self):  # ModelParallelStrategy has loaded the weights already
             checkpoint = read_checkpoint(Path(str(self.trainer.ckpt_path)))
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            if "optimizer_states" not in checkpoint:
+                raise CheckpointError(
+                    f"{self.trainer.ckpt_path} contains weights only, so no training can resume from it. Name a "
+                    "checkpoint with the state of its optimizer, such as last.ckpt of a run."
+                )
             check_optimizer_options(str(self.trainer.ckpt_path), saved, dict(self.hparams))
         if FROZEN in checkpoint:
             add_frozen_weights(checkpoint, self)
