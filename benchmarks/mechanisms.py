@@ -145,7 +145,6 @@ def measure(claims: Sequence[Trial], deviations: Sequence[Trial], settings: Sett
         made, swept = heads(trial, arm), [trial.job(arm, trial.points[-1], 0, setting) for setting in settings]
         return {
             "name": arm.name,
-            "implied": arm.implied,
             "settings": [(jobs[0].rate, jobs[0].steps) for jobs in made],
             "runs": [[found[key(job)]["test"][arm.reading] for job in jobs] for jobs in made],
             "sweep": [found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO] for job in swept],

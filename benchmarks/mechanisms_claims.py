@@ -24,12 +24,11 @@ SETTINGS = tuple((rate, steps) for steps in (64, 256) for rate in (3e-4, 1e-3, 3
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a figure: a head, how it is read (`mechanisms_heads.readings`), and whether the claim implies it."""
+    """One line of a figure: a head, and how it is read (`mechanisms_heads.readings`)."""
 
     name: str
     head: Head
     reading: str = "plain"
-    implied: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def tcmgc(weight: float = 0.5, on: ScoreScale = "logits", conditioned: bool = Tr
 GARE_ARMS = (
     Arm("GARE without increments", gare(increment=NoIncrement())),
     Arm("GARE", gare()),
-    Arm("GARE's bare texts", gare(), "bare", implied=True),
+    Arm("GARE's bare texts", gare(), "bare"),
     Arm("GARE, increments without the gap", gare(increment=TextIncrement())),
 )
 DPDV_ARMS = (
