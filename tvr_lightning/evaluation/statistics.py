@@ -114,6 +114,20 @@ def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
     return inverse, torch.bincount(inverse, minlength=len(names)).double()
 
 
+@lru_cache(maxsize=1)
+def _kept_signs(groups: int, resamples: int, seed: int) -> list[Tensor]:
+    return list(_signs(groups, resamples, seed))
+
+
+def _signs(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
+    """Yield 1 for each group that keeps its values and -1 for each that exchanges them, (R, groups) int8 per item."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(KEPT // groups, 1)  # few large products, since each of many small ones waits for all threads
+    for start in range(0, resamples, rows):
+        drawn = torch.randint(2, (min(rows, resamples - start), groups), generator=generator)
+        yield (drawn * 2 - 1).to(torch.int8)
+
+
 def paired_comparison(
     difference: Tensor, group: Tensor | None = None, *, resamples: int = 10_000, seed: int = 0
 ) -> Comparison:
@@ -128,16 +142,13 @@ def paired_comparison(
     sums = torch.zeros_like(sizes).index_add_(0, inverse, difference)
     total, queries = sums.sum(), sizes.sum()
     rounding = 1e-9 * sums.abs().sum()
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for start in range(0, resamples, CHUNK):
-        signs = torch.randint(2, (min(CHUNK, resamples - start), len(sums)), generator=generator).double() * 2 - 1
-        drawn, counted = (signs @ torch.stack([sums, sizes], dim=1)).T
-        # |drawn - shift * counted| >= |total - shift * queries| for the shifts between both roots, or for all if 0 / 0.
-        ends = torch.stack([total - drawn, total + drawn])
-        ends = ends.where(ends.abs() > rounding, 0.0) / torch.stack([queries - counted, queries + counted])
-        found.append(torch.stack([ends.amin(0).nan_to_num(-math.inf), ends.amax(0).nan_to_num(math.inf)]))
-    lows, highs = torch.cat(found, dim=1)
+    exchanges = (_kept_signs if len(sums) * resamples <= KEPT else _signs)(len(sums), resamples, seed)
+    parts = torch.stack([sums, sizes], dim=1)
+    drawn, counted = torch.cat([signs.double() @ parts for signs in exchanges]).T
+    # |drawn - shift * counted| >= |total - shift * queries| for the shifts between both roots, or for all if 0 / 0.
+    ends = torch.stack([total - drawn, total + drawn])
+    ends = ends.where(ends.abs() > rounding, 0.0) / torch.stack([queries - counted, queries + counted])
+    lows, highs = ends.amin(0).nan_to_num(-math.inf), ends.amax(0).nan_to_num(math.inf)
     extreme = int(((lows <= 0) & (highs >= 0)).sum())
     # The observed values count as one of the exchanges.
     kept = math.ceil(0.05 * (resamples + 1)) - 1
