@@ -5,14 +5,14 @@ import json
 import torch
 
 from tvr_lightning.evaluation.balance import balance
-from tvr_lightning.evaluation.metrics import rank_metrics
 from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.metrics import direction_metrics
 
 
 def summarize(ranks, recall=(1, 5, 10)):
     """Metrics of one direction by name."""
-    return {name: value.item() for name, value in rank_metrics(recall)(ranks).items()}
+    return {metric.name: metric.value(ranks).item() for metric in direction_metrics(recall)}
 
 
 def text_features(sentence):

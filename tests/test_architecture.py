@@ -13,8 +13,8 @@ from tvr_lightning.training.module import RecipeModule
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
-    "_torchvision", "errors", "option_types", "progress", "files", "features", "media",
-    "store", "data", "synthetic", "encoders", "extract", "layers", "pairwise", "training", "evaluation", "methods",
+    "_torchvision", "errors", "option_types", "progress", "files", "features", "ranks", "metrics", "media", "store",
+    "data", "synthetic", "encoders", "extract", "layers", "pairwise", "training", "evaluation", "methods",
     "config", "audit", "runs", "authors", "reproduce", "search", "api", "testing", "cli",
 ]  # fmt: skip
 

@@ -52,7 +52,7 @@ def test_a_method_stays_on_the_device_and_waits_only_in_known_functions(title):
                 for batch in loader:
                     method.validation_step(data.transfer_batch_to_device(batch, gpu.device, 0), 0)
             split, truth = method.encoded.join(gpu.device), data.ground_truth("val")
-            evaluation = evaluate(method, split, truth, method.metrics["val"])
+            evaluation = evaluate(method, split, truth)
             _, scores, _ = predict(method, split, truth)
         assert (evaluation.texts, evaluation.videos) == (truth.texts, truth.videos)
         assert isinstance(scores, GpuTensor)

@@ -104,7 +104,7 @@ def test_the_names_of_the_api_page_exist():
         assert [member for member in members.split(", ") if member and not hasattr(found, member)] == [], name
 
 
-@pytest.mark.parametrize("name", ["pairwise", "training.losses", "evaluation.metrics", "evaluation.normalization"])
+@pytest.mark.parametrize("name", ["pairwise", "training.losses", "metrics", "evaluation.normalization"])
 def test_the_examples_in_docstrings_run(name):
     module = importlib.import_module(f"tvr_lightning.{name}")
     examples = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

@@ -13,11 +13,11 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm
 from tvr_lightning.features import IndexedFeatures, TextFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
+from tvr_lightning.metrics import RankMetric
 from tvr_lightning.testing import run_processes
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.distributed import gather_batches

@@ -15,7 +15,6 @@ from tvr_lightning.evaluation.answers import (
     frequent_answers,
     write_answers,
 )
-from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.evaluation.results import print_results, write_results
 
 
@@ -34,14 +33,9 @@ def printed(made) -> str:
     return console.export_text()
 
 
-def test_accuracy_counts_each_question_once_and_unknown_answers_as_wrong():
-    metric = RecallAtK(1)
-    metric.update(answer_ranks(torch.tensor([0, 1, 2]), torch.tensor([4, 0, 1]), torch.tensor([4, 1, 1])))
-    again = torch.tensor([3, 0])  # 0: padded by a sampler
-    metric.update(answer_ranks(again, torch.tensor([2, 4]), torch.tensor([2, 4])))
-    assert metric.compute().item() == pytest.approx(75.0)
-    metric.update(answer_ranks(torch.tensor([4]), torch.tensor([-1]), torch.tensor([-1])))
-    assert metric.compute().item() == pytest.approx(60.0)
+def test_the_recall_of_answers_is_their_accuracy_and_unknown_answers_are_wrong():
+    ranks = answer_ranks(torch.arange(5), torch.tensor([4, 0, 1, 2, -1]), torch.tensor([4, 1, 1, 2, -1]))
+    assert ranks.found_within(1).tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
 
 
 def test_omitted_questions_are_counted_printed_and_written(tmp_path):

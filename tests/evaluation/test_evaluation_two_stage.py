@@ -7,13 +7,13 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
-from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Context, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.ranks import streamed_ranks
 from tvr_lightning.evaluation.sources import TransposedSource
+from tvr_lightning.evaluation.streamed_ranks import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest
 from tvr_lightning.features import Scores, VideoFeatures
+from tvr_lightning.metrics import direction_metrics
 
 
 def second_stage(text, video):
@@ -33,7 +33,7 @@ def split(seed=0):
 
 def evaluate(normalizer, seed=0, **options):
     text, video, truth = split(seed)
-    evaluator, metrics = Evaluator(second_stage, **options), RetrievalMetrics((1, 2, 3))
+    evaluator, metrics = Evaluator(second_stage, **options), direction_metrics((1, 2, 3))
     return evaluator.evaluate(text, torch.arange(8), video, torch.arange(5), truth, normalizer, metrics=metrics)
 
 

@@ -12,13 +12,13 @@ from torch.nn.functional import normalize
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import LEAKS, Evaluator
 from tvr_lightning.evaluation.external_scores import evaluate_scores
-from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, QueryBankNorm, SinkhornBias, normalize_scores
-from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.results import git_state
 from tvr_lightning.evaluation.sources import ProcessShare, complete_matrix
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.metrics import direction_metrics
+from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.testing import run_processes
 
 
@@ -152,7 +152,7 @@ def test_unread_texts_and_videos_make_the_results_partial():
     assert found.text_to_video_ranks.index.tolist() == known.nonzero().flatten().tolist()
     assert found.text_to_video_ranks.better.tolist() == expected.better.tolist()
     one = (truth.video_of_text == 0).nonzero()[0]
-    found = seen(one, torch.tensor([5]), metrics=RetrievalMetrics((1, 50)))
+    found = seen(one, torch.tensor([5]), metrics=direction_metrics((1, 50)))
     assert list(found.text_to_video) == ["R@1", "R@50", "MdR", "MnR", "RSum"]
     assert all(value != value for value in found.video_to_text.values())
     assert found.warnings == ["nothing was ranked: no text was read together with its video"]

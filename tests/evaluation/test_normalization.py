@@ -20,8 +20,8 @@ from tvr_lightning.evaluation.normalization import (
     SinkhornBias,
     normalize_scores,
 )
-from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, MatrixSource, best_of_gallery, gallery_logsumexp
+from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 
 
 def scores(rows: int, columns: int, seed: int = 0) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvr_lightning.evaluation.ranks import count_ranks, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.ranks import count_ranks, text_to_video_ranks, video_to_text_ranks
 
 
 @settings(deadline=None, max_examples=50)
@@ -54,7 +54,7 @@ def test_the_number_and_the_place_of_nan_scores_are_named():
     similarity = torch.zeros(4, 3)
     similarity[2, 1] = similarity[3, 1] = float("nan")
     match = torch.tensor([0, 1, 2, 0])
-    message = "2 of 12 scores are NaN, in 2 rows and 1 columns; the first is query 2 against"
+    message = "2 of 12 scores are NaN, in 2 rows and 1 columns; the first is text 2 against"
     with pytest.raises(ValueError, match=message):
         text_to_video_ranks(similarity, match)
     with pytest.raises(ValueError, match="the first is text 2 against video 1"):

@@ -6,8 +6,8 @@ import scipy.stats
 import torch
 
 from tvr_lightning.evaluation import statistics
-from tvr_lightning.evaluation.ranks import Ranks, count_ranks
 from tvr_lightning.evaluation.statistics import effective_queries, paired_comparison, percentile_interval, resample
+from tvr_lightning.ranks import Ranks, count_ranks
 
 
 def interval_of(values, group=None, resamples=4000):

@@ -10,10 +10,10 @@ from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.evaluation.metrics import RecallAtK
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
+from tvr_lightning.metrics import RetrievalRecall
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
@@ -71,24 +71,23 @@ def test_hyperparameters_are_plain_values_without_a_copy_of_the_encoder(monkeypa
         ("recall", [[], [0, 1], [5, 1], [1, 1]]),
         ("memory_gib", [0.0]),
         ("top_k", [0]),
-        ("metrics", [[RecallAtK(3), RecallAtK(3)]]),
+        ("metrics", [[RetrievalRecall(3), RetrievalRecall(3)], [RetrievalRecall(3, "video-to-text")]]),
     ],
 )
 def test_evaluation_options_out_of_range_are_refused(option, values):
-    message = "several metrics with one name" if option == "metrics" else option
+    message = "several metrics with one name|computed in both directions" if option == "metrics" else option
     for value in values:
         with pytest.raises(ValueError, match=message):
             EvaluationConfig(**{option: value})
 
 
 def test_a_recipe_adds_metrics_to_the_table(msrvtt):
-    metrics = '[{"class_path": "RecallAtK", "init_args": {"k": 3}}, {"class_path": "NDCG"}, {"class_path": "MRR"}]'
+    recall = '{"class_path": "RetrievalRecall", "init_args": {"k": 3}}'
+    metrics = f'[{recall}, {{"class_path": "NDCG"}}, {{"class_path": "MRR"}}]'
     options = [f"--model.init_args.evaluation.metrics={metrics}", f"--data.init_args.root={msrvtt}"]
     method, _ = from_recipe(["clip4clip", "fixture"], options)
-    named = method.metrics["test"].named()
-    assert list(named)[6:10] == ["t2v_R@3", "t2v_nDCG@10", "t2v_MRR", "v2t_R@1"]
-    assert named["t2v_R@3"] is not named["v2t_R@3"]
-    assert method.hparams["evaluation"]["metrics"][0]["init_args"] == {"k": 3}
+    assert [metric.name for metric in method.evaluation_config.metrics] == ["R@3", "nDCG@10", "MRR"]
+    assert method.hparams["evaluation"]["metrics"][0]["init_args"] == {"k": 3, "direction": "text-to-video"}
 
 
 def test_checkpoints_of_other_methods_and_sizes_are_refused(encoder):

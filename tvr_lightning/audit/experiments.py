@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.evaluation.audit_result import AuditResult
-from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
+from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource, complete_matrix
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
+from tvr_lightning.metrics import Direction
+from tvr_lightning.ranks import text_to_video_ranks
 
 # Largest change that counts as floating-point noise, in standard deviations of the scores. Blocks of other shapes
 # change float32 scores by about 1e-6 of them; leaks that affect a rank change scores by orders of magnitude more.

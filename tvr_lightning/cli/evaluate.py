@@ -58,11 +58,11 @@ def evaluate(
         raise UserError("Give either a dataset (--data MSRVTT or --config OVERLAY) or a table of IDs (--ids FILE).")
     with loading("evaluate"):
         from tvr_lightning.evaluation.external_scores import compare, evaluate_scores, intervals
-        from tvr_lightning.evaluation.metrics import MRR, NDCG
         from tvr_lightning.evaluation.results import print_results, results_of, write_results
         from tvr_lightning.evaluation.scores_file import read_pairs, read_scores, write_trec
         from tvr_lightning.evaluation.sources import complete_matrix
         from tvr_lightning.evaluation.weights import Weights
+        from tvr_lightning.metrics import MRR, NDCG
         from tvr_lightning.progress import shown
         from tvr_lightning.runs.folder import create_run
     normalizer = _normalizer(of_normalization)

@@ -11,9 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.results import RunResults
 from tvr_lightning.files import write_whole
+from tvr_lightning.ranks import Ranks
 
 
 def answer_ranks(index: Tensor, given: Tensor, right: Tensor) -> Ranks:

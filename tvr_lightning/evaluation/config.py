@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.metrics import RankMetric
 from tvr_lightning.evaluation.normalization import Normalizer
+from tvr_lightning.metrics import RankMetric
 from tvr_lightning.option_types import Count, Options, Range, Role
 
 
@@ -49,6 +49,8 @@ class EvaluationConfig(Options):
         names = [metric.name for metric in self.metrics]
         if len(set(names)) < len(names):
             raise UserError(f"evaluation.metrics has several metrics with one name ({', '.join(names)}). Rename one.")
+        if any(metric.direction != "text-to-video" for metric in self.metrics):
+            raise UserError("evaluation.metrics are computed in both directions. Remove `direction` from them.")
         if self.audit and self.audit < 4:
             raise UserError(f"evaluation.audit must be at least 4, or 0 for no audit, not {self.audit}")
 

@@ -15,13 +15,14 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.balance import Balance, balance
-from tvr_lightning.evaluation.metrics import RetrievalMetrics
-from tvr_lightning.evaluation.normalization import Bank, Context, Direction, Normalizer
+from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
-from tvr_lightning.evaluation.ranks import Ranks, streamed_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, TransposedSource
+from tvr_lightning.evaluation.streamed_ranks import streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
+from tvr_lightning.metrics import Direction, RankMetric, direction_metrics
+from tvr_lightning.ranks import Ranks
 
 LEAKS = "leaks ground truth"
 SHORT: dict[Direction, str] = {"text-to-video": "t2v", "video-to-text": "v2t"}
@@ -77,21 +78,22 @@ class Evaluation(RetrievalTable):
     @classmethod
     def of(
         cls,
-        metrics: RetrievalMetrics,
+        metrics: Sequence[RankMetric],
         ranks: tuple[Ranks, Ranks],
         truth: GroundTruth,
         normalizer: Normalizer | None,
         warnings: Sequence[str],
         **fields: Any,
     ) -> Evaluation:
-        """Return the evaluation of a split from metrics that contain the ranks of the text and the video queries.
+        """Return the evaluation of a split from the metrics of each direction and the ranks of texts and videos.
 
         `warnings` are those in addition to the dataset's; the other fields are passed by name.
         """
+        texts, videos = ({metric.name: float(metric.of(each)) for metric in metrics} for each in ranks)
         return cls(
-            text_to_video={name: float(value) for name, value in metrics.text_to_video.compute().items()},
-            video_to_text={name: float(value) for name, value in metrics.video_to_text.compute().items()},
-            sum_of_recalls=float(metrics.sum_of_recalls.compute()),
+            text_to_video=texts,
+            video_to_text=videos,
+            sum_of_recalls=texts["RSum"] + videos["RSum"],
             text_to_video_ranks=ranks[0],
             video_to_text_ranks=ranks[1],
             dataset=truth.dataset,
@@ -153,7 +155,7 @@ class Evaluator:
         truth: GroundTruth,
         normalizer: Normalizer | None = None,
         bank: Bank | None = None,
-        metrics: RetrievalMetrics | None = None,
+        metrics: Sequence[RankMetric] | None = None,
     ) -> Evaluation:
         """Rank the video of every text among the videos, and the texts of every video among the texts.
 
@@ -165,7 +167,7 @@ class Evaluator:
             truth: Ground truth of the split.
             normalizer: Score normalization, applied to each direction separately.
             bank: Training texts and videos, for normalizers that need them.
-            metrics: Metrics without ranks, which are updated; by default those of most papers.
+            metrics: Metrics of each direction; by default those of most papers.
         """
         placed_texts, placed_videos, video_of_text = self._in_scoring_order(
             IndexedFeatures(text_index.cpu(), texts), IndexedFeatures(video_index.cpu(), videos), truth
@@ -200,12 +202,8 @@ class Evaluator:
                 "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
             }
         text_ranks, video_ranks = _in_split(ranks[0], placed_texts.index), _in_split(ranks[1], placed_videos.index)
-        # All processes have all ranks. Each adds its share to the metrics, which torchmetrics synchronizes.
-        share = slice(self.shard.rank, None, self.shard.world)
-        metrics = metrics or RetrievalMetrics()
-        metrics.update(text_ranks[share], video_ranks[share])
         evaluation = Evaluation.of(
-            metrics,
+            metrics or direction_metrics(),
             (text_ranks, video_ranks),
             truth,
             fitted or normalizer,
@@ -313,4 +311,5 @@ def _normalized(
 def _in_split(ranks: Ranks, index: Tensor) -> Ranks:
     """Replace the rows of the queries by their indices in the split, sort by them, and move the ranks to the CPU."""
     ranks = ranks.to("cpu")
-    return Ranks(ranks.better, ranks.tied, index[ranks.index]).deduplicated()
+    ranks.index = index[ranks.index]
+    return ranks[ranks.index.argsort()]

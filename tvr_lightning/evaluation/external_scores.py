@@ -8,12 +8,12 @@ from torch import Tensor
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluation, normalized_ranks
-from tvr_lightning.evaluation.metrics import MeanRank, QueryMean, RecallAtK, RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Context, Normalizer
-from tvr_lightning.evaluation.ranks import Ranks, raise_on_nan
 from tvr_lightning.evaluation.scores_file import NOT_FOUND
 from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
 from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison, percentile_interval, resample
+from tvr_lightning.metrics import MeanRank, QueryMean, RetrievalRecall, direction_metrics
+from tvr_lightning.ranks import Ranks, raise_on_nan
 
 
 def evaluate_scores(
@@ -66,8 +66,7 @@ def evaluate_scores(
         else:
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
     ranks, keys = normalized_ranks(MatrixSource(scores), truth.video_of_text, normalizer, contexts, warnings)
-    metrics = RetrievalMetrics(recall, more)
-    metrics.update(*ranks)
+    metrics = [*direction_metrics(recall), *more]
     evaluation = Evaluation.of(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
@@ -110,4 +109,4 @@ def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[R
 
 
 def _per_query(recall: Sequence[int], more: Sequence[QueryMean]) -> list[QueryMean]:
-    return [*map(RecallAtK, recall), MeanRank(), *more]
+    return [*map(RetrievalRecall, recall), MeanRank(), *more]

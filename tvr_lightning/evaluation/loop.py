@@ -22,10 +22,10 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import EvaluationSampler
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
-from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, best_of_gallery
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.metrics import direction_metrics
 from tvr_lightning.training.distributed import gather_batches, gather_objects, gather_tensor, rank, world_size
 from tvr_lightning.training.sharding import gathered, is_sharded
 
@@ -161,10 +161,8 @@ def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> li
     return limited
 
 
-def evaluate(
-    method: Method, split: SplitFeatures, truth: GroundTruth, metrics: RetrievalMetrics, sanity_check: bool = False
-) -> Evaluation:
-    """Rank all texts and videos of a split, and update the metrics.
+def evaluate(method: Method, split: SplitFeatures, truth: GroundTruth, sanity_check: bool = False) -> Evaluation:
+    """Rank all texts and videos of a split; the result is the same on every device.
 
     A sanity check skips the normalization, because an untrained run has empty queues and a bank is not worth encoding.
     """
@@ -180,6 +178,7 @@ def evaluate(
     normalizer = None if sanity_check else config.normalization
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     texts, videos = split
+    metrics = [*direction_metrics(config.recall), *config.metrics]
     with method.restricted(), gathered(method, method.encoder):
         return evaluator.evaluate(
             texts.features, texts.index, videos.features, videos.index, truth, normalizer, bank, metrics

@@ -27,9 +27,8 @@ from tvr_lightning.evaluation.sources import (
 )
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.sinkhorn import sinkhorn_log_weights
+from tvr_lightning.metrics import Direction
 from tvr_lightning.option_types import Count, Positive, check
-
-Direction = Literal["text-to-video", "video-to-text"]
 
 # Cosines have smaller exponents at the released temperatures, also in sums over many queries.
 LARGEST_EXPONENT = 200.0

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.files import write_whole
+from tvr_lightning.ranks import Ranks
 
 QueryKind = Literal["text_to_video", "video_to_text", "question"]
 

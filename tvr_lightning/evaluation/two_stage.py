@@ -8,12 +8,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.normalization import Context, Direction, Normalizer
+from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
+from tvr_lightning.metrics import Direction
 from tvr_lightning.option_types import Count, check
 
 # Offset of the scores of pairs that are not candidates.

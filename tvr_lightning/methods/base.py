@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -19,7 +19,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.evaluator import SHORT, Evaluation
 from tvr_lightning.evaluation.loop import Collection, encode_bank, evaluate, predict
-from tvr_lightning.evaluation.metrics import RetrievalMetrics
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.restricted_trainer import RestrictedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
@@ -96,8 +95,6 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         # Weights trained with a sigmoid loss, which have a bias, may exceed CLIP's bound on the scale.
         bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
         self.temperature = Temperature(scale, **bound)
-        recall, metrics = self.evaluation_config.recall, self.evaluation_config.metrics
-        self.metrics = nn.ModuleDict({stage: RetrievalMetrics(recall, metrics) for stage in ("val", "test")})
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None  # texts (N,), best scores and videos (N, k)
         self._pairs: list[PairedFeatures] = []
@@ -289,12 +286,13 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     def _evaluate(self, stage: Literal["val", "test"]) -> None:
         split = self.encoded.join(self.device)
         truth = self.trainer.datamodule.ground_truth(stage)  # type: ignore[attr-defined]
-        metrics = cast(RetrievalMetrics, self.metrics[stage])
-        metrics.reset()  # Lightning does not reset them if an evaluation is interrupted
-        self.evaluation = evaluate(self, split, truth, metrics, self.trainer.sanity_checking)
-        self.log_dict({f"{stage}/{name}": metric for name, metric in metrics.named().items()})
-        for direction, found in self.evaluation.balance.items():  # equal on all devices
-            self.log(f"{stage}/{SHORT[direction]}_normalization_error", found.error, sync_dist=True, reduce_fx="max")
+        found = self.evaluation = evaluate(self, split, truth, self.trainer.sanity_checking)
+        values = {f"t2v_{name}": value for name, value in found.text_to_video.items()}
+        values |= {f"v2t_{name}": value for name, value in found.video_to_text.items()} | {"SumR": found.sum_of_recalls}
+        values |= {f"{SHORT[direction]}_normalization_error": each.error for direction, each in found.balance.items()}
+        exact = {"dtype": torch.float64, "device": self.device}
+        logged = {f"{stage}/{name}": torch.tensor(value, **exact) for name, value in values.items()}
+        self.log_dict(logged, sync_dist=True, reduce_fx="max")  # equal on all devices
 
     def bank(self) -> Bank:
         """Return training texts and videos that represent user queries in score normalization."""

@@ -33,7 +33,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation, answer_ranks, evaluate_answers, frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.loop import Collection
-from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.features import FeatureBatch, IndexedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
@@ -42,6 +41,7 @@ from tvr_lightning.methods.checks import refuse
 from tvr_lightning.methods.dpdv.model import spot_frames
 from tvr_lightning.methods.dpdv.options import Share
 from tvr_lightning.option_types import Count, Dropout, Role, check
+from tvr_lightning.ranks import Ranks
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
 from tvr_lightning.training.module import RecipeModule

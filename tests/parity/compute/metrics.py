@@ -6,7 +6,7 @@ import torch
 from metric_rows import summarize
 
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, normalize_scores
-from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 
 ROW = {"R1": "R@1", "R5": "R@5", "R10": "R@10", "MedianR": "MdR", "MeanR": "MnR"}
 QUERY_BANK = re.compile(r"(qbnorm\.t2v\(k=(\d+),beta=([\d.]+)\))\.")

@@ -6,10 +6,10 @@ from torch.nn.functional import normalize
 
 from tvr_lightning.evaluation.balance import retrieval_mass
 from tvr_lightning.evaluation.normalization import SinkhornBias, normalize_scores
-from tvr_lightning.evaluation.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.sinkhorn import sinkhorn_biases, sinkhorn_log_weights
 from tvr_lightning.methods.ncl.model import normalized_logits
+from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.training.losses import info_nce, row_cross_entropy
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.evaluation.normalization import QueryBankNorm
-from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.features import PairedFeatures
+from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures import figure_types as figures
 from tvr_lightning.reproduce.report.figures.any_method import (
     measure_balance,

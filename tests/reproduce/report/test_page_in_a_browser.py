@@ -15,7 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tvr_lightning.evaluation.rank_table import write_ranks
-from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.site import Site, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs

@@ -17,8 +17,8 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split, TextRecord, VideoRecord
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.external_scores import evaluate_scores, intervals
-from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.results import results_of, write_results
+from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course

@@ -15,7 +15,7 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation import rank_table
 from tvr_lightning.evaluation.rank_table import QueryKind
-from tvr_lightning.evaluation.ranks import Ranks
+from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, read_cards
 from tvr_lightning.reproduce.runs.plan import digest
 from tvr_lightning.runs.closing import RANKS

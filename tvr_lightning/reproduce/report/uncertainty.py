@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tvr_lightning.evaluation import statistics
 from tvr_lightning.evaluation.rank_table import QueryKind
-from tvr_lightning.evaluation.ranks import Ranks
 from tvr_lightning.evaluation.statistics import Comparison, Interval, percentile_interval
+from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.runs.card import CardDirection
 

@@ -8,11 +8,11 @@ import torch
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.balance import balance, matching_share, retrieval_mass
-from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, normalized_scores
 

@@ -17,14 +17,14 @@ from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.loop import encode_split
-from tvr_lightning.evaluation.normalization import Direction
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.ranks import text_to_video_ranks
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource, complete_matrix
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.metrics import Direction
+from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.training.checkpoints import check_trusted
 
