@@ -94,7 +94,7 @@ test-oldest:
 	  --requirement pyproject.toml $(addprefix --extra ,audio encoders vlm search ray mteb slurm)
 	$(OLDEST)/bin/uv pip freeze --quiet --python $(OLDEST)/bin/python > $(OLDEST)/versions.txt
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --constraint $(OLDEST)/versions.txt \
-	  pytest pytest-xdist hypothesis httpx scipy selenium setuptools
+	  pytest pytest-xdist hypothesis httpx selenium setuptools
 	$(OLDEST)/bin/uv build --quiet --wheel --out-dir $(OLDEST)/wheel
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --no-deps $(OLDEST)/wheel/*.whl
 	$(OLDEST)/bin/pytest -W default -n auto --dist loadfile

@@ -1,12 +1,21 @@
 """Bootstrap intervals and paired tests compared with scipy, and the effect of groups of captions."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
 from tvr_lightning.evaluation import statistics
-from tvr_lightning.evaluation.statistics import effective_queries, paired_comparison, percentile_interval, resample
+from tvr_lightning.evaluation.statistics import (
+    detectable_difference,
+    effective_queries,
+    holm,
+    paired_comparison,
+    percentile_interval,
+    resample,
+)
 from tvr_lightning.ranks import Ranks, count_ranks
 
 
@@ -132,3 +141,49 @@ def test_resampling_captions_by_video_widens_the_interval():
     difference = (values - 1).clamp(min=1) - values
     alone, together = (paired_comparison(difference, group, resamples=500) for group in (None, video))
     assert together.p_value >= alone.p_value
+
+
+def test_holm_follows_its_definition():
+    generator = np.random.default_rng(0)
+    for count in (1, 2, 7):
+        given = generator.random(count) ** 3
+        # Rejected at a level if every smaller p-value is, and p is at most the level over the number of tests left.
+        levels = np.linspace(0.0005, 0.9995, 1000)
+        smallest = np.ones(count)
+        for level in levels[::-1]:
+            rejected = np.ones(count, dtype=bool)
+            for index in np.argsort(given):
+                left = count - (given < given[index]).sum()
+                if given[index] > level / left:
+                    rejected[given >= given[index]] = False
+                    break
+            smallest[rejected] = level
+        assert holm(given) == pytest.approx(smallest, abs=0.002)
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([math.nan, 0.02, 0.5]) == pytest.approx([math.nan, 0.04, 0.5], nan_ok=True)
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(("groups", "captions"), [(400, 1), (20, 20)])
+def test_the_detectable_difference_is_found_as_often_as_its_power_promises(groups, captions):
+    generator = np.random.default_rng(0)
+    video = torch.arange(groups * captions) // captions
+
+    def test_set(shift):
+        common = np.repeat(generator.normal(0, 30, groups), captions)
+        return torch.from_numpy(shift + common + generator.normal(0, 60, groups * captions))
+
+    for power in (0.5, 0.8):
+        found = [detectable_difference(test_set(0.0), video, power) for _ in range(50)]
+        shift = float(np.mean(found))
+        tests = [paired_comparison(test_set(shift), video, resamples=1000).p_value < 0.05 for _ in range(400)]
+        assert np.mean(tests) == pytest.approx(power, abs=0.06)
+
+
+def test_the_detectable_difference_of_unrelated_failures_on_a_thousand_queries():
+    # 48 % against 48 %, 500 discordant: standard error 100 sqrt(0.5 / 1000) = 2.236.
+    difference = torch.zeros(1000)
+    difference[:250], difference[250:500] = 100.0, -100.0
+    assert detectable_difference(difference) == pytest.approx(2.236 * (1.960 + 0.842), abs=0.02)
+    assert detectable_difference(difference, power=0.5) == pytest.approx(2.236 * 1.960, abs=0.02)
+    assert detectable_difference(difference[:1]) == math.inf
