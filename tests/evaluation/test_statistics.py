@@ -56,7 +56,7 @@ def test_resamples_of_the_same_groups_are_paired(monkeypatch):
     values, video = torch.rand(30), torch.arange(30) // 3
     both = resample(values, video, resamples=500) + resample(-values, video, resamples=500)
     assert both.abs().max() < 1e-12
-    monkeypatch.setattr(statistics, "KEPT", 1000)  # so that these are more draws than are kept
+    monkeypatch.setattr(statistics, "DRAWS", 1000)  # so that these are more draws than are kept
     torch.testing.assert_close(resample(values, resamples=600), resample(values, resamples=600))
 
 

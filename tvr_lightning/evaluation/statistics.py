@@ -20,8 +20,9 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 
-CHUNK = 256  # resamples drawn at a time: 256 x 100,000 queries are 0.2 GB
-KEPT = 20_000_000  # draws that are cached for the next metric of a test set of the same size, 80 MB
+# Draws at a time, 240 MB, in few large operations, since each of many small ones waits for all threads. So many are
+# also cached for the next metric of a test set of the same size.
+DRAWS = 20_000_000
 
 
 @dataclass
@@ -36,10 +37,14 @@ class Interval:
 
 @dataclass
 class Comparison:
-    """Difference of two systems on the same queries, second minus first, and its two-sided p-value."""
+    """Difference of two systems on the same queries, second minus first, and its two-sided p-value.
+
+    `detectable` is the true difference that such a test set shows with 80 % power.
+    """
 
     difference: Interval
     p_value: float
+    detectable: float
 
 
 def resample(
@@ -57,11 +62,12 @@ def resample(
     """
     values = values.double().cpu()
     inverse, sizes = _groups(values, group)
-    draws = (_kept_draws if len(sizes) * resamples <= KEPT else _draws)(len(sizes), resamples, seed)
+    draws = (_kept_draws if len(sizes) * resamples <= DRAWS else _draws)(len(sizes), resamples, seed)
     if statistic == "median":
         return torch.cat([_medians(values, inverse, counts) for counts in draws])
     sums = torch.zeros_like(sizes).index_add_(0, inverse, values)
-    return torch.cat([(counts.double() @ sums) / (counts.double() @ sizes) for counts in draws])
+    totals = torch.cat([counts.double() @ torch.stack([sums, sizes], dim=1) for counts in draws])
+    return totals[:, 0] / totals[:, 1]
 
 
 def _medians(values: Tensor, inverse: Tensor, counts: Tensor) -> Tensor:
@@ -78,10 +84,11 @@ def _kept_draws(groups: int, resamples: int, seed: int) -> list[Tensor]:
 
 
 def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """Yield the number of times each group is drawn, (at most CHUNK, groups) float32 per item."""
+    """Yield the number of times each group is drawn, (R, groups) float32 per item."""
     generator = torch.Generator().manual_seed(seed)
-    for start in range(0, resamples, CHUNK):
-        drawn = torch.randint(groups, (min(CHUNK, resamples - start), groups), generator=generator)
+    rows = max(DRAWS // groups, 1)
+    for start in range(0, resamples, rows):
+        drawn = torch.randint(groups, (min(rows, resamples - start), groups), generator=generator)
         yield torch.zeros(drawn.shape).scatter_add_(1, drawn, torch.ones(drawn.shape))
 
 
@@ -124,7 +131,7 @@ def _kept_signs(groups: int, resamples: int, seed: int) -> list[Tensor]:
 def _signs(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
     """Yield 1 for each group that keeps its values and -1 for each that exchanges them, (R, groups) int8 per item."""
     generator = torch.Generator().manual_seed(seed)
-    rows = max(KEPT // groups, 1)  # few large products, since each of many small ones waits for all threads
+    rows = max(DRAWS // groups, 1)
     for start in range(0, resamples, rows):
         drawn = torch.randint(2, (min(rows, resamples - start), groups), generator=generator)
         yield (drawn * 2 - 1).to(torch.int8)
@@ -144,7 +151,7 @@ def paired_comparison(
     sums = torch.zeros_like(sizes).index_add_(0, inverse, difference)
     total, queries = sums.sum(), sizes.sum()
     rounding = 1e-9 * sums.abs().sum()
-    exchanges = (_kept_signs if len(sums) * resamples <= KEPT else _signs)(len(sums), resamples, seed)
+    exchanges = (_kept_signs if len(sums) * resamples <= DRAWS else _signs)(len(sums), resamples, seed)
     parts = torch.stack([sums, sizes], dim=1)
     drawn, counted = torch.cat([signs.double() @ parts for signs in exchanges]).T
     # |drawn - shift * counted| >= |total - shift * queries| for the shifts between both roots, or for all if 0 / 0.
@@ -155,7 +162,8 @@ def paired_comparison(
     # The observed values count as one of the exchanges.
     kept = math.ceil(0.05 * (resamples + 1)) - 1
     low, high = float(lows.kthvalue(kept).values), float(-(-highs).kthvalue(kept).values)
-    return Comparison(Interval(float(total / queries), low, high), (extreme + 1) / (resamples + 1))
+    interval, p_value = Interval(float(total / queries), low, high), (extreme + 1) / (resamples + 1)
+    return Comparison(interval, p_value, detectable_difference(difference, group))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

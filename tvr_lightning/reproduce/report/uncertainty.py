@@ -71,7 +71,7 @@ def compare_runs(
         groups.append(stored[0][1])
     if metric == "MdR":
         values = torch.tensor([run.value(direction, metric) for run in runs])
-        return Comparison(percentile_interval(float(difference(values)), difference(drawn)), math.nan)
+        return Comparison(percentile_interval(float(difference(values)), difference(drawn)), math.nan, math.nan)
     queries = sum(map(len, parts))
     summed = torch.cat([part * (queries / len(part)) for part in parts])  # the mean is the sum of the parts' means
     return statistics.paired_comparison(summed, torch.cat(groups), resamples=RESAMPLES)
