@@ -1,6 +1,7 @@
 """External scores in all supported formats, compared with the authors' code and pytrec_eval."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from small_run import small_run
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.records import Split, TextRecord, VideoRecord
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.scores_file import write_trec
@@ -46,9 +48,9 @@ def folder(tmp_path, case, monkeypatch) -> Path:
 
 
 def evaluated(*words: str) -> dict:
-    before = set(Path().glob("runs/*/*/results.json"))
+    before = set(Path().glob("runs/**/results.json"))
     assert main(["evaluate", *words]) == 0
-    (written,) = set(Path().glob("runs/*/*/results.json")) - before
+    (written,) = set(Path().glob("runs/**/results.json")) - before
     return json.loads(written.read_text())
 
 
@@ -74,6 +76,18 @@ def test_metrics_equal_those_of_the_released_code(folder, parity_cases, words, t
     assert found["audit"] is None
 
 
+def differences(name: str) -> pd.DataFrame:
+    """Differences in the report, by pair of systems, direction, and metric."""
+    table = pd.read_csv(f"runs/evaluated/report/tables/{name}-differences.csv")
+    return table.set_index(["system", "compared with", "direction", "metric"]).sort_index()
+
+
+def pairs_of(videos: list[str], texts: int) -> Split:
+    """A split of videos, of which each of the first has a text."""
+    records = [TextRecord(f"text {index}", index) for index in range(texts)]
+    return Split("test", "pairs", [VideoRecord(video, Path()) for video in videos], records)
+
+
 def read_trec(folder: Path) -> tuple[dict, dict]:
     """Read a run and its qrels with pytrec_eval; each query has its measures."""
     import pytrec_eval
@@ -89,7 +103,7 @@ def test_pytrec_eval_computes_the_same_metrics_from_a_trec_run(folder, case, nam
     metrics = ("--metrics=mrr", "--metrics=ndcg@10", "--metrics=mrr")
     found = evaluated(f"{name}.npy", IDS[name], *options, *metrics, "--trec", "--name=My method")
     assert {"nDCG@10", "MRR"} <= set(capsys.readouterr().out.split())
-    (file,) = folder.glob("runs/*/*/run.trec")
+    (file,) = folder.glob("runs/**/run.trec")
     run, measured = read_trec(file.parent)
     assert len(measured) == found["texts"]
     measures = {"success_1": "R@1", "success_5": "R@5", "ndcg_cut_10": "nDCG@10", "recip_rank": "MRR"}
@@ -108,9 +122,8 @@ def test_pytrec_eval_computes_the_same_metrics_from_a_trec_run(folder, case, nam
 
 def test_a_trec_run_keeps_order_and_ties_of_double_precision(folder):
     row = [1.0, 1.0, 1.0 - 1e-12, 1.0 - 1e-9, 0.5, 1e-100, 1e-200, 0.0, -0.0, -1e-300, -1.0, -1.0 - 1e-12]
-    truth = GroundTruth(torch.arange(len(row)), len(row), "Toy", "test", "pairs")
     scores = torch.tensor([row] * len(row), dtype=torch.float64)
-    write_trec(folder, scores, truth, VIDEOS[: len(row)], "tag")
+    write_trec(folder, scores, pairs_of(VIDEOS[: len(row)], len(row)), "tag")
     run, _ = read_trec(folder)
     written = np.array([run["0"][f"v{i}"] for i in range(len(row))], dtype=np.float32)
     assert (np.sign(np.diff(written)) == np.sign(np.diff(row))).all()
@@ -121,9 +134,8 @@ def test_a_trec_run_lists_scored_pairs_and_the_best_thousand_videos(folder, monk
     monkeypatch.setattr("tvr_lightning.evaluation.scores_file.TREC_CHUNK", 4000)  # three texts at a time
     scores = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0))
     videos = [f"clip {i}%.mp4" for i in range(1200)]
-    truth = GroundTruth(torch.arange(8), 1200, "Toy", "test", "pairs")
     scores[5, 100:] = float("-inf")
-    write_trec(folder, scores, truth, videos, "tag")
+    write_trec(folder, scores, pairs_of(videos, 8), "tag")
     run, measured = read_trec(folder)
     assert [len(run[str(text)]) for text in range(8)] == [1000] * 5 + [100] + [1000] * 2
     assert min(run["0"].values()) == scores[0].sort(descending=True).values[999]
@@ -183,16 +195,15 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     better = case["single.similarity"] + 0.5 * torch.eye(60, dtype=torch.float64) * case["single.similarity"].std()
     np.save("better.npy", better.numpy())
     assert main(["evaluate", "single.npy", "better.npy", IDS["single"], "--metrics=mrr"]) == 0
-    assert "better.npy minus single.npy" in capsys.readouterr().out
-    (file,) = folder.glob("runs/better-single/version_0/comparison.json")
-    runs = [folder / f"runs/{name}-single/version_0/results.json" for name in ("single", "better")]
+    assert "better against single, t2v R@1: +" in capsys.readouterr().out
+    runs = [folder / f"runs/evaluated/{name}-single/version_0/results.json" for name in ("single", "better")]
     tables = [json.loads(path.read_text()) for path in runs]
-    row = json.loads(file.read_text())["second_minus_first"]["text-to-video"]
+    rows = differences("single").loc["better", "single", "t2v"]
     gain = tables[1]["text_to_video"]["R@1"] - tables[0]["text_to_video"]["R@1"]
-    assert row["R@1"]["difference"]["estimate"] == pytest.approx(gain)
+    assert rows.loc["R@1", "difference"] == pytest.approx(gain)
     assert gain > 0
-    assert row["MnR"]["p_value"] < 0.05
-    assert row["MRR"]["difference"]["estimate"] > 0
+    assert rows.loc["MnR", "p"] < 0.05
+    assert rows.loc["MRR", "difference"] > 0
 
 
 def test_intervals_and_comparisons_resample_videos_with_all_their_captions(tmp_path, monkeypatch):
@@ -207,21 +218,18 @@ def test_intervals_and_comparisons_resample_videos_with_all_their_captions(tmp_p
     pd.DataFrame({"video_id": video}).to_csv("ids.csv", index=False)
     assert main(["evaluate", "weak.npy", "strong.npy", "--ids=ids.csv"]) == 0
     for name, matrix in matrices.items():
-        (file,) = Path().glob(f"runs/{name}-ids/version_0/results.json")
+        (file,) = Path().glob(f"runs/evaluated/{name}-ids/version_0/results.json")
         own = matrix[np.arange(len(video)), video]
         found[name] = 100.0 * ((matrix > own[:, None]).sum(1) < 1)
         ends = json.loads(file.read_text())["intervals"]["text-to-video"]["R@1"]
         of_video = found[name].reshape(videos, captions).mean(1)
         expected = np.quantile(of_video[random.integers(0, videos, (5000, videos))].mean(1), [0.025, 0.975])
         assert [ends["low"], ends["high"]] == pytest.approx(expected, abs=1.5), "resampling texts halves the interval"
-    (file,) = Path().glob("runs/strong-ids/version_0/comparison.json")
-    difference = json.loads(file.read_text())["second_minus_first"]["text-to-video"]["R@1"]["difference"]
+    row = differences("ids").loc["strong", "weak", "t2v", "R@1"]
     of_video = (found["strong"] - found["weak"]).reshape(videos, captions).mean(1)
     half = 1.96 * of_video.std() / videos**0.5
-    assert difference["estimate"] == pytest.approx(of_video.mean())
-    assert [difference["low"], difference["high"]] == pytest.approx(
-        [of_video.mean() - half, of_video.mean() + half], abs=2
-    )
+    assert row["difference"] == pytest.approx(of_video.mean())
+    assert [row["low"], row["high"]] == pytest.approx([of_video.mean() - half, of_video.mean() + half], abs=2)
 
 
 def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monkeypatch):
@@ -323,3 +331,41 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
     assert "Give either a dataset" in capsys.readouterr().err
     assert not list(Path().glob("runs/**/results.json"))
     assert not list(folder.parent.glob("x-*"))
+
+
+@pytest.fixture
+def scores() -> Path:
+    """Folder of real matrices of CLIP4Clip, InternVideo2, and VAST, and of the texts in their rows."""
+    folder = Path(os.environ.get("TVR_TEST_DATA", "missing")) / "scores"
+    if not folder.is_dir():
+        pytest.skip("needs the score matrices in TVR_TEST_DATA")
+    return folder
+
+
+@pytest.mark.parametrize(("dataset", "listed"), [("msrvtt", "MSRVTT"), ("didemo", "DiDeMo")])
+def test_real_matrices_give_the_recalls_of_a_plain_count(scores, dataset, listed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    systems = [scores / f"{name}_{dataset}.npz" for name in ("clip4clip", "VAST", "InternVideo2")]
+    ids = f"--ids={scores / f'descs_ret_test_{dataset}.csv'}"
+    assert main(["evaluate", *map(str, systems), ids]) == 0
+    for system in systems:
+        (file,) = Path().glob(f"runs/evaluated/{system.stem.lower()}-*/version_0/results.json")
+        found, matrix = json.loads(file.read_text()), np.load(system)["arr_0"]
+        for direction, rows in (("text_to_video", matrix), ("video_to_text", matrix.T)):
+            own = rows.diagonal()[:, None]
+            better, tied = (rows > own).sum(1), (rows == own).sum(1)
+            for k in (1, 5, 10):
+                expected = 100 * np.clip((k - better) / tied, 0, 1).mean()
+                assert found[direction][f"R@{k}"] == pytest.approx(expected, abs=0.01)
+    assert len(differences(f"descs_ret_test_{dataset}")) == 3 * (2 * 6 + 1)
+    if (annotations := scores.parent / "annotations").is_dir():
+        plain = json.loads(file.read_text())
+        assert (
+            main(["evaluate", str(systems[-1]), ids, f"--data={listed}", f"--data.init_args.root={annotations}"]) == 0
+        )
+        (file,) = set(Path().glob(f"runs/evaluated/{systems[-1].stem.lower()}-*/*/results.json")) - {file}
+        named = json.loads(file.read_text())
+        assert {name: named[name] for name in ("text_to_video", "texts")} == {
+            n: plain[n] for n in ("text_to_video", "texts")
+        }
+        assert named["partial"] == (dataset == "didemo"), "one text of DiDeMo is missing"

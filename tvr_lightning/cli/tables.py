@@ -100,7 +100,7 @@ def reproduce(
 
 
 def report(
-    directory: Annotated[Runs, "folder of `tvr reproduce --out`, or of runs of `tvr fit`"],
+    directory: Annotated[Runs, "folder of `tvr reproduce`, `tvr fit`, or `tvr evaluate`"],
     /,
     recipes: Annotated[Path, "folder of the recipes, whose tables map runs to published rows"] = Path("recipes"),
     tables_only: Annotated[bool, "omit the figures that need weights and videos"] = False,
@@ -111,9 +111,11 @@ def report(
     The figures are drawn from each run's own weights and test split: one pass, stored in figures/.
     """
     with loading("report"):
-        from tvr_lightning.reproduce.report.site import write_report
+        from tvr_lightning.reproduce.report.site import report_on
+        from tvr_lightning.reproduce.report.sources import read_runs
 
-    for path in write_report(directory, recipes_folder(recipes), tables_only, trust):
+    site = report_on(read_runs(directory), directory, recipes_folder(recipes), tables_only, trust)
+    for path in site.write():
         print(f"Wrote {path}")
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of external scores: ranks, normalization and comparison of similarity matrices."""
+"""Evaluation of external scores: ranks, normalization, and intervals of similarity matrices."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from tvr_lightning.evaluation.evaluator import Evaluation, normalized_ranks
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.scores_file import NOT_FOUND
 from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
-from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison, percentile_interval, resample
+from tvr_lightning.evaluation.statistics import Interval, percentile_interval, resample
 from tvr_lightning.metrics import MeanRank, QueryMean, RetrievalRecall, direction_metrics
 from tvr_lightning.ranks import Ranks, raise_on_nan
 
@@ -85,20 +85,6 @@ def intervals(
             row[metric.name] = percentile_interval(float(values.mean()), resample(values, group))
         expected = ranks.expected()
         row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
-    return found
-
-
-def compare(
-    first: Evaluation, second: Evaluation, truth: GroundTruth, recall: Sequence[int], more: Sequence[QueryMean] = ()
-) -> dict[str, dict[str, Comparison]]:
-    """Return the difference, second minus first, of two evaluations of the same queries, by direction and metric."""
-    found: dict[str, dict[str, Comparison]] = {}
-    others = _directions(second, truth)
-    for direction, (ranks, group) in _directions(first, truth).items():
-        row = found[direction] = {}
-        for metric in _per_query(recall, more):
-            values = metric.values(others[direction][0]) - metric.values(ranks)
-            row[metric.name] = paired_comparison(values, group)
     return found
 
 

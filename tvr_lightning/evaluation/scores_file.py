@@ -1,5 +1,6 @@
 """Files of scores: matrices and pairs from any source in the order of a split, and runs in TREC's format."""
 
+import csv
 import pickle
 import re
 import zipfile
@@ -14,32 +15,46 @@ import pyarrow
 import torch
 from torch import Tensor
 
-from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.data.records import Split
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.matrix_layout import MatrixLayout
 from tvr_lightning.files import replace_whole
 
 NOT_FOUND = float("-inf")  # score of pairs that are missing in a table of pairs; they rank after all others
 TREC_VIDEOS = 1000  # per text, as in the runs that are submitted to TREC
+TREC_SUFFIXES = (".trec", ".run", ".txt")
 TREC_CHUNK = 2**24  # scores that are sorted at a time
+Bank = Literal["texts", "videos"]
 
 
-def read_scores(
-    path: Path, truth: GroundTruth, video_ids: Sequence[str], bank: Literal["texts", "videos"] | None = None
-) -> Tensor:
-    """Read a similarity matrix (N, M) in the order of the split without executing code from the file.
+def read_matrix(path: Path, layout: MatrixLayout, bank: Bank | None = None) -> Tensor:
+    """Read scores (N, M) in the order of the split, without executing code from the file.
 
-    `.npy` contains the matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
-    `text_index` if rows and columns are not in the split's order.
+    `.npy` contains a matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
+    `text_index` if rows and columns are not in the order of the layout. `.parquet` has the columns `text_index`,
+    `video_id`, and `score`, as from `tvr predict`. `.trec`, `.run`, and `.txt` are runs of TREC. Pairs that these do
+    not list score `NOT_FOUND`.
 
     Args:
         path: File of the scores.
-        truth: Ground truth of the split's N texts and M videos.
-        video_ids: IDs of the M videos.
+        layout: Order of the rows and columns.
         bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has no
-            meaning and is kept. None for scores (N, M) of the split itself.
+            meaning and is kept. None for scores of the split itself.
     """
+    if path.suffix == ".parquet" and bank is None:
+        matrix = _matrix_of_pairs(path, _read_predictions(path), layout)
+    elif path.suffix in TREC_SUFFIXES and bank is None:
+        matrix = _matrix_of_pairs(path, _read_trec(path, layout), layout)
+    else:
+        matrix = _read_arrays(path, layout, bank)
+    matrix = matrix if bank == "texts" else matrix[layout.rows]
+    return matrix if bank == "videos" else matrix[:, layout.columns]
+
+
+def _read_arrays(path: Path, layout: MatrixLayout, bank: Bank | None) -> Tensor:
     if path.suffix not in (".npy", ".npz", ".pt", ".pth"):
-        raise UserError(f"{path}: expected .npy, .npz, .pt or .parquet")
+        others = "" if bank else f", .parquet, {', '.join(TREC_SUFFIXES)}"
+        raise UserError(f"{path}: expected .npy, .npz, .pt{others}. Save the scores in such a file.")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -63,14 +78,20 @@ def read_scores(
         raise UserError(f"{path}: expected a dense matrix of numbers with one row per text and one column per video")
     matrix = _finite(path, matrix if matrix.dtype == torch.float32 else matrix.double())
     names, index = entries.get("video_ids"), entries.get("text_index")
+    texts, videos = len(layout.rows), len(layout.columns)
+    if matrix.shape == (videos, texts) != (texts, videos) and names is None and index is None and bank is None:
+        raise UserError(
+            f"{path} is transposed: its {videos} rows are the videos of {layout.where}, and its {texts} columns are "
+            "the texts. Save it with texts in rows and videos in columns."
+        )
     if bank != "videos":
         columns = None if names is None else [*map(str, np.ravel(names))]
-        matrix = _aligned(path, matrix, 1, columns, video_ids, truth.where)
+        matrix = _aligned(path, matrix, 1, columns, layout.names, layout.where)
     if bank != "texts":
         if index is not None and np.asarray(index).dtype.kind not in "iu":
             raise UserError(f"{path}: text_index contains other values than whole numbers. Write the texts' indices.")
         rows = None if index is None else np.ravel(index).tolist()
-        matrix = _aligned(path, matrix, 0, rows, range(truth.texts), truth.where)
+        matrix = _aligned(path, matrix, 0, rows, range(texts), layout.where)
     return matrix
 
 
@@ -111,25 +132,41 @@ def _finite(path: Path, matrix: Tensor) -> Tensor:
     return matrix
 
 
-def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tensor:
-    """Read scores of pairs in the format of `tvr predict`: Parquet with columns text_index, video_id and score.
-
-    Returns scores (N, M) float64 in the split's order; `NOT_FOUND` for pairs that are not listed.
-    """
+def _read_predictions(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_parquet(path, columns=["text_index", "video_id", "score"])
-        table = table.astype({"video_id": str})
+        return table.astype({"video_id": str})
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(
             f"{path}: not a parquet file with the columns text_index, video_id, and score ({error})"
         ) from error
+
+
+def _read_trec(path: Path, layout: MatrixLayout) -> pd.DataFrame:
+    """Return the lines `text Q0 video rank score tag` of a run; texts are named by their rows or IDs."""
+    columns = ["text_index", "Q0", "video_id", "rank", "score", "tag"]
+    kinds = dict.fromkeys(columns, str) | {"score": float}
+    try:
+        table = pd.read_csv(path, sep=r"\s+", names=columns, index_col=False, dtype=kinds, quoting=csv.QUOTE_NONE)  # type: ignore[call-overload]
+        if table["tag"].isna().any():
+            raise ValueError(f"line {int(table['tag'].isna().argmax()) + 1} has fewer fields")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a run in TREC's format, `text Q0 video rank score tag` ({error})") from error
+    written = {_trec_name(name): name for name in layout.names}
+    table["video_id"] = table["video_id"].map(lambda name: written.get(name, name))
+    table["text_index"] = table["text_index"].map(lambda name: layout.keys.get(name, name))
+    return table[["text_index", "video_id", "score"]]
+
+
+def _matrix_of_pairs(path: Path, table: pd.DataFrame, layout: MatrixLayout) -> Tensor:
+    """Return scores (N, M) float64 of pairs in the order of the layout."""
     if table["score"].dtype.kind not in "fiu":
         raise UserError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
-    ids: dict[str, Sequence[Any]] = {"text_index": range(truth.texts), "video_id": video_ids}
+    ids: dict[str, Sequence[Any]] = {"text_index": range(len(layout.rows)), "video_id": layout.names}
     for column, known in ids.items():
         unknown = table[column][~table[column].isin(known)].tolist()
         if unknown:
-            entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {truth.where}"
+            entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {layout.where}"
             raise UserError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
     twice = table[table.duplicated(["text_index", "video_id"])]
     if len(twice):
@@ -137,11 +174,15 @@ def read_pairs(path: Path, truth: GroundTruth, video_ids: Sequence[str]) -> Tens
         raise UserError(f"{path}: text {text} with {video!r} occurs twice. Keep one of them.")
     _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
-    matrix = matrix.reindex(index=range(truth.texts), columns=list(video_ids)).fillna(NOT_FOUND)
+    matrix = matrix.reindex(index=ids["text_index"], columns=list(layout.names)).fillna(NOT_FOUND)
     return torch.tensor(matrix.to_numpy(dtype=np.float64))
 
 
-def write_trec(folder: Path, scores: Tensor, truth: GroundTruth, video_ids: Sequence[str], tag: str) -> None:
+def _trec_name(video: str) -> str:
+    return re.sub(r"[\s%]", lambda match: quote(match[0]), video)
+
+
+def write_trec(folder: Path, scores: Tensor, split: Split, tag: str) -> None:
     """Write the best 1,000 videos of every text to `run.trec`, and the correct video to `qrels.trec` (trec_eval).
 
     Texts are named by their index in the split. Because spaces separate columns, white space (and %) in video IDs is
@@ -150,15 +191,14 @@ def write_trec(folder: Path, scores: Tensor, truth: GroundTruth, video_ids: Sequ
     Args:
         folder: Existing folder.
         scores: Scores (N, M) of the split's texts against its videos.
-        truth: Ground truth of the split.
-        video_ids: IDs of the M videos.
+        split: The texts and videos.
         tag: Name of the run, in which white space is replaced by a hyphen.
     """
-    names = [re.sub(r"[\s%]", lambda match: quote(match[0]), video) for video in video_ids]
+    names = [_trec_name(video.video_id) for video in split.videos]
     tag = re.sub(r"\s+", "-", tag)
     with replace_whole(folder / "run.trec") as run:
-        for texts in torch.arange(truth.texts).split(max(TREC_CHUNK // truth.videos, 1)):
-            best = scores[texts].topk(min(TREC_VIDEOS, truth.videos))
+        for texts in torch.arange(len(scores)).split(max(TREC_CHUNK // len(names), 1)):
+            best = scores[texts].topk(min(TREC_VIDEOS, len(names)))
             written = _single_precision(best.values)
             for text, values, columns in zip(texts.tolist(), written, best.indices, strict=True):
                 ranked = enumerate(zip(values.tolist(), columns.tolist(), strict=True), start=1)
@@ -167,8 +207,8 @@ def write_trec(folder: Path, scores: Tensor, truth: GroundTruth, video_ids: Sequ
                 ]
                 run.write("".join(lines).encode())
     with replace_whole(folder / "qrels.trec") as qrels:
-        for text, video in enumerate(truth.video_of_text.tolist()):
-            qrels.write(f"{text} 0 {names[video]} 1\n".encode())
+        for text, record in enumerate(split.texts):
+            qrels.write(f"{text} 0 {names[record.video]} 1\n".encode())
 
 
 def _single_precision(scores: Tensor) -> Tensor:

@@ -39,14 +39,14 @@ from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
 if TYPE_CHECKING:
     from tvr_lightning.runs.run import Run
 
-PAGE, RANKS = "run.md", "ranks.parquet"
+PAGE, RANKS, PREDICTIONS = "run.md", "ranks.parquet", "predictions.parquet"
 _FILES = {
     "results.json": "all results, with the data and the options; results.csv contains only the table",
     "config.yaml": "all options of the run, including defaults",
     "metrics.csv": "logged metrics, one column each; also in the TensorBoard event files",
     "log.txt": "console output of the run",
     RANKS: "rank of every query, with the numbers of videos or texts that score higher (better) and the same (tied)",
-    "predictions.parquet": "top-ranked videos of every text, written by tvr predict",
+    PREDICTIONS: "top-ranked videos of every text, written by tvr predict",
     "checkpoints/last.ckpt": "checkpoint of the last epoch",
     "checkpoints/best.ckpt": "checkpoint with the best validation score",
 }
@@ -130,7 +130,7 @@ def write_best_videos(run: Run) -> None:
     predictions = run.model.predictions
     if predictions is None or not run.trainer.is_global_zero:
         return
-    path = (run.folder or Path(run.config.results.directory)) / "predictions.parquet"
+    path = (run.folder or Path(run.config.results.directory)) / PREDICTIONS
     if isinstance(run.model, VideoQuestionAnswering):
         write_answers(path, predictions)
     else:

@@ -168,7 +168,7 @@ def test_notes_name_failed_runs_and_inconsistencies_of_the_papers(tmp_path):
     text = markdown(viewed("gare-1", {key: make_card(plan.runs[key], tmp_path / "cards", 2.0, **failed)}, tmp_path))
     assert "Run gare FAILED" in text
     assert "out of memory" in text
-    assert "| gare-1/gare | - | failed |" in text
+    assert "| gare-1/gare | failed |" in text
     table, _ = view(tmp_path, {}, name="tc-mgc-1a")
     assert any("SumR 393.2, but its recalls add up to 383.2" in note for note in table.notes)
     table, _ = view(tmp_path, {}, name="gaid-1")

@@ -8,7 +8,7 @@ import pandas as pd
 from tvr_lightning.reproduce.published import printed_figure
 from tvr_lightning.reproduce.report.figures.any_method import DIRECTIONS as HEADINGS
 from tvr_lightning.reproduce.report.sources import ReportedRun
-from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, is_synthetic, warnings_of
+from tvr_lightning.reproduce.report.table_view import DIRECTIONS, TableView, filled, is_synthetic, warnings_of
 from tvr_lightning.reproduce.report.uncertainty import measure
 
 
@@ -55,5 +55,5 @@ def leaderboards(
     for dataset, entries in sorted(boards.items(), key=lambda board: -len(board[1])):
         entries.sort(key=lambda entry: -entry[0])
         table = pd.DataFrame({column: [row[column] for _, row, _ in entries] for column in entries[0][1]})
-        tables[dataset] = table.loc[:, (table != "-").any()], [run for *_, run in entries]
+        tables[dataset] = filled(table), [run for *_, run in entries]
     return tables

@@ -20,11 +20,20 @@ from tvr_lightning.reproduce.published import published_rows
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
-from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons
+from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons, failures_of_scores
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.sources import ReportedRun, read_runs
+from tvr_lightning.reproduce.report.sources import ReportedRun
+from tvr_lightning.reproduce.report.systems import view_systems
 from tvr_lightning.reproduce.report.table_charts import draw_curves, draw_table
-from tvr_lightning.reproduce.report.table_view import TableView, is_synthetic, legend_of, view_table, write_tables
+from tvr_lightning.reproduce.report.table_view import (
+    PAIRED,
+    TableView,
+    filled,
+    is_synthetic,
+    legend_of,
+    view_table,
+    write_tables,
+)
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 PACKAGE = "tvr_lightning.reproduce.report"
@@ -92,7 +101,7 @@ class Site:
         synthetic = {is_synthetic(run) for run in self.runs}
         self._page(
             "index.html", "Text-video retrieval: published and measured", origins=origins,
-            boards=leaderboards(self.views, self.runs),
+            boards=leaderboards([view for view in self.views if view.differences is None], self.runs),
             legend=legend_of([run for run in self.runs if "text_to_video" in run.results]),
             synthetic="Some" if len(synthetic) > 1 else "All" if True in synthetic else "",
             views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
@@ -104,7 +113,8 @@ class Site:
             charts = draw_table(view, self.arrays)
         except FAILURES as error:
             charts = [not_drawn("Comparisons", error)]
-        values = {"view": view, "blocks": _blocks(view), "run_table": view.run_table()}
+        values = {"view": view, "blocks": _blocks(view), "run_table": view.run_table(), "paired": PAIRED}
+        values["differences"] = view.difference_table()
         self._page(f"tables/{view.name}.html", view.title, "table.html", charts, **values)
 
     def _run(self, run: ReportedRun) -> None:
@@ -130,7 +140,7 @@ def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[ReportedR
         shared = [value for name in same if (value := block[name, ""].iloc[0]) != "-"]
         shown = block.drop(columns=[("direction", ""), *((name, "") for name in same)])
         runs = [next(iter(view.finished.get(run_of[line], [])), None) for line in block.index]
-        yield ", ".join([BLOCKS.get(str(direction), "Results"), *shared]), shown.loc[:, (shown != "-").any()], runs
+        yield ", ".join([BLOCKS.get(str(direction), "Results"), *shared]), filled(shown), runs
 
 
 def _efficiency(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataFrame:
@@ -160,31 +170,36 @@ def _efficiency(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def write_report(directory: Path, recipes: Path, tables_only: bool, trust: Sequence[str] = ()) -> list[Path]:
-    """Write the pages of all runs in a folder of `tvr reproduce` or `tvr fit`, and return their paths.
+def report_on(
+    runs: Sequence[ReportedRun],
+    directory: Path,
+    recipes: Path,
+    tables_only: bool = True,
+    trust: Sequence[str] = (),
+) -> Site:
+    """Compare runs, measure the figures that need their weights and videos, and return their pages in a folder.
 
     Figures of runs that use code of other packages need the names of its modules in `trust`.
     """
     console = Console(highlight=False, soft_wrap=True)
-    runs = read_runs(directory)
     arrays: dict[str, Arrays] = {}
     missing: dict[str, str] = {}
     with shown("report: comparing the results", console):
-        views = views_of(runs, recipes)
+        views = [*views_of(runs, recipes), *view_systems(runs, recipes)]
     with shown(lambda: f"report: {len(arrays) + len(missing)} of {len(runs)} runs done", console):
         for place, run in enumerate(runs, start=1):
             try:
                 if not run.finished or run.card.features is not None:
                     raise UserError("the run only stored features" if run.finished else "the run failed")
-                if not tables_only:
+                if run.external:
+                    arrays[run.key] = failures_of_scores(run)
+                elif not tables_only:
                     console.print(f"[{place}/{len(runs)}] figures of {run.card.name}", markup=False)
                     arrays[run.key] = figures_of(run, directory / "figures", trust)
             except FAILURES as error:  # the page states it; other runs keep their figures
                 missing[run.key] = shortened(error)
                 console.print(f"No figures of {run.card.name}: {missing[run.key]}", markup=False)
-    with shown("report: comparing the runs and writing the pages", console):
-        profiles = read_profiles(directory / "profiles")
-        return Site(directory / "report", views, runs, arrays, missing, profiles).write()
+    return Site(directory / "report", views, runs, arrays, missing, read_profiles(directory / "profiles"))
 
 
 def views_of(runs: Sequence[ReportedRun], recipes: Path) -> list[TableView]:

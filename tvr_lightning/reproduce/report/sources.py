@@ -1,4 +1,4 @@
-"""Runs that a report shows: cards of `tvr reproduce`, or folders of `tvr fit`."""
+"""Runs that a report shows: cards of `tvr reproduce`, or folders of `tvr fit` and `tvr evaluate`."""
 
 import json
 import math
@@ -35,6 +35,7 @@ class ReportedRun:
         self.key, self.planned = self.card.key, self.card.run
         self.results: dict[str, Any] = self.card.results or {}
         self.finished = self.card.status == "finished"
+        self.external = self.results.get("weights", {}).get("kind") == "outside"
         self.claims: list[str] = self.planned["claims"]
         self.seed: int | None = self.planned["seed"]
         self.title = self.card.name if self.seed is None else f"{self.card.name}, seed {self.seed}"
@@ -83,10 +84,10 @@ def run_of_card(card: Card, folder: Path) -> ReportedRun:
 
 
 def read_runs(directory: Path) -> list[ReportedRun]:
-    """Read the cards of `tvr reproduce`, or else the results of all runs of `tvr fit` in a folder."""
+    """Read the cards of `tvr reproduce`, or else all results of `tvr fit` and `tvr evaluate` in a folder."""
     folder = directory / "cards"
     runs = [run_of_card(card, folder) for card in read_cards(folder).values()]
-    runs = runs or [run for file in sorted(directory.rglob("results.json")) if (run := _fitted(file, directory))]
+    runs = runs or [run for file in sorted(directory.rglob("results.json")) if (run := run_of_results(file, directory))]
     if not runs:
         raise UserError(
             f"{directory} contains no run cards and no results.json. Create runs with `tvr reproduce TABLE --out "
@@ -103,8 +104,8 @@ def read_runs(directory: Path) -> list[ReportedRun]:
     return sorted(runs, key=lambda run: (run.card.name, run.seed or 0))
 
 
-def _fitted(file: Path, directory: Path) -> ReportedRun | None:
-    """Return the run of a results.json; None if the file is not from a run."""
+def run_of_results(file: Path, directory: Path) -> ReportedRun | None:
+    """Return the run of a results.json in a folder of runs; None if the file is not from a run."""
     folder, results = file.parent, json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(results, dict) or not {"config", "dataset", "environment"} <= set(results):
         return None

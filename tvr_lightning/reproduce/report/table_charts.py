@@ -95,7 +95,7 @@ def _recalls(view: TableView) -> Chart | None:
         places = np.arange(len(own))
         axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
         axis.hlines(places, own["low"].astype(float), own["high"].astype(float), color=COLORS[0], linewidth=2)
-        if not view.caution:
+        if not view.caution and own["published"].notna().any():
             axis.plot(own["published"], places, "D", fillstyle="none", color=COLORS[1], label="published")
         axis.set_yticks(places, own["run"])
         axis.invert_yaxis()

@@ -16,12 +16,17 @@ from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
 from tvr_lightning.reproduce.report.drawing import shortened
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
-from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.report.uncertainty import Measured, compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.runs.card import CardDirection
 from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
 MEASURED = "Here: measured, with the 95 % bootstrap interval over queries in brackets, and ± the deviation over seeds."
+PAIRED = (
+    "Differences are paired over queries, with 95 % intervals. p-values of random exchanges are corrected by Holm for "
+    "all pairs of systems in a direction and metric. 80 % power: the true difference that such a test set shows with "
+    "this probability, before the correction."
+)
 DIFFERENCE = " Difference: measured minus published, with the measured interval; the papers publish none."
 WARNINGS = {
     "leaks": "ground truth leaks into the scores",
@@ -49,7 +54,8 @@ class TableView:
     """A table that can be written in any format.
 
     `results` has one row per published row and metric, with the columns COLUMNS, TEXTS, `line`, and `name`; `runs` are
-    the runs by name, one per seed; `caution` states why they must not be compared with the published ones.
+    the runs by name, one per seed; `caution` states why they must not be compared with the published ones;
+    `differences` has one row per pair of systems, direction, and metric; None if runs stand for published rows.
     """
 
     name: str
@@ -59,6 +65,7 @@ class TableView:
     runs: Mapping[str, Sequence[ReportedRun]]
     statistics: list[str]
     notes: list[str]
+    differences: pd.DataFrame | None = None
 
     @property
     def finished(self) -> dict[str, list[ReportedRun]]:
@@ -68,29 +75,42 @@ class TableView:
     @property
     def explanation(self) -> str:
         """Meaning of the measured values."""
-        return MEASURED if self.caution else MEASURED + DIFFERENCE
+        return MEASURED + DIFFERENCE if self.results["difference"].notna().any() else MEASURED
 
     def wide(self) -> pd.DataFrame:
         """Return the results as text: one row per published row, columns by metric, without empty columns."""
-        cells = self.results.pivot(index="line", columns="metric", values=list(TEXTS)).fillna("")
+        cells = self.results.pivot(index="line", columns="metric", values=list(TEXTS)).astype(object).fillna("")
         rows = self.results.drop_duplicates("line").set_index("line")
         # The title states once that a table is synthetic.
         marks = rows["warnings"].str.removesuffix("synthetic").str.removesuffix(", ")
         table = {("method", ""): rows["name"] + marks.map(lambda shown: shown and f" [{shown}]")}
         for name, column in (("data", "dataset"), ("backbone", "backbone"), ("direction", "direction")):
-            table[name, ""] = rows[column].fillna("-")
+            table[name, ""] = rows[column].astype(object).fillna("-")
         for metric in self.results["metric"].unique():
             for column, heading in TEXTS.items():
                 if cells[column, metric].any() and (heading != "difference" or metric == "R@1"):
                     table[metric, heading] = cells[column, metric].replace("", "-")
         return pd.DataFrame(table)
 
+    def difference_table(self) -> pd.DataFrame:
+        """Return the differences in R@1 and SumR as text; empty if systems are not compared with each other."""
+        if self.differences is None or self.differences.empty:
+            return pd.DataFrame()
+        rows = self.differences[self.differences["metric"].isin(["R@1", "SumR"])]
+        shown = rows[["system", "compared with", "direction", "metric"]].copy()
+        ends = zip(rows["difference"], rows["low"], rows["high"], strict=True)
+        shown["difference"] = [f"{estimate:+.1f} [{low:+.1f}, {high:+.1f}]" for estimate, low, high in ends]
+        shown["p (Holm)"] = rows["p_holm"].map("{:.2g}".format)
+        shown["80 % power"] = rows["power_80"].map("{:.1f}".format)
+        shown["result"] = rows["resolved"].map({True: "resolved", False: "not resolved"})
+        return shown
+
     def run_table(self) -> pd.DataFrame:
         """Return facts about each run as text, one row per seed."""
         cards = pd.json_normalize([asdict(run.card) for own in self.runs.values() for run in own])
         table = cards.reindex(columns=RUN_FIELDS).astype(object)
         table.columns = pd.Index([field.rpartition(".")[2].replace("_", " ") for field in RUN_FIELDS])
-        return table.map(lambda value: "-" if pd.isna(value) else str(value))
+        return filled(table.map(lambda value: "-" if pd.isna(value) else str(value)))
 
 
 def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
@@ -106,7 +126,7 @@ def view_table(table: TableRecipe, runs: Sequence[ReportedRun]) -> TableView:
     view = TableView(table.name, title, "; ".join(cautions), pd.DataFrame(), made, [], [])
     view.results = pd.DataFrame(_records(table, view), columns=["line", "name", *COLUMNS, *TEXTS])
     view.notes = list(dict.fromkeys(filter(None, [table.note, *_notes(table.rows, made), legend_of(own_runs)])))
-    view.statistics = [*_resolution(view.results, view.finished), *_differences(view.results)]
+    view.statistics = [*resolution(view.results, view.finished), *_differences(view.results)]
     return view
 
 
@@ -139,9 +159,7 @@ def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
             cell["published_text"] = "" if published is None else printed_figure(published)
             belongs = row.direction in DIRECTIONS or metric == ("SumR" if row.direction else "accuracy")
             if belongs and (found := measure(own, direction, metric)) is not None:
-                low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
-                cell |= {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation,
-                         "seeds": found.seeds, "text": str(found)}  # fmt: skip
+                cell |= measured_cell(found)
                 for base, runs in baselines.items():  # of which one ranked the same queries
                     if (compared := compare_runs(runs, own, direction, metric)) is not None:
                         d = compared.difference
@@ -149,9 +167,22 @@ def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
                                  "against_baseline_high": d.high, "against_baseline_p": compared.p_value}  # fmt: skip
                 if published is not None and not view.caution:
                     cell["difference"] = found.mean - published
+                    low, high = cell["low"], cell["high"]
                     ends = f" [{low - published:+.1f}, {high - published:+.1f}]" if found.interval else ""
                     cell["difference_text"] = f"{found.mean - published:+.1f}{ends}"
             yield cell
+
+
+def filled(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of a table of texts that contain more than dashes."""
+    return table.loc[:, (table != "-").any()]
+
+
+def measured_cell(found: Measured) -> dict[str, Any]:
+    """Return the columns of a measured value."""
+    low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
+    return {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation, "seeds": found.seeds,
+            "text": str(found)}  # fmt: skip
 
 
 def is_synthetic(run: ReportedRun) -> bool:
@@ -178,7 +209,7 @@ def legend_of(runs: Sequence[ReportedRun]) -> str:
     return f"Warnings: {'; '.join(meanings)}." if meanings else ""
 
 
-def _resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
+def resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
     """Return the smallest resolved difference at the best R@1 of each test set."""
     best: dict[tuple[str, str, int, int], tuple[float, float]] = {}
     measured = results[(results["metric"] == "R@1") & results["measured"].notna()]
@@ -219,7 +250,7 @@ def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun
     sets: dict[str, dict[str, list[str]]] = {}
     for name, runs in made.items():
         for run in runs:
-            yield from (f"Run {name}{sentence}" for sentence in _notes_of_run(run))
+            yield from (f"Run {name}{sentence}" for sentence in notes_of_run(run))
             if run.finished:
                 sets.setdefault(run.dataset, {}).setdefault(run.results["protocol"], []).append(name)
     for dataset, found in sets.items():
@@ -242,7 +273,7 @@ def _notes(rows: Sequence[PublishedRow], made: Mapping[str, Sequence[ReportedRun
         yield "The fixture's tiny encoder replaces every backbone, so rows with other backbones share one run"
 
 
-def _notes_of_run(run: ReportedRun) -> Iterator[str]:
+def notes_of_run(run: ReportedRun) -> Iterator[str]:
     """Yield ends of sentences that begin with the name of a run."""
     results = run.results
     if not run.finished:
@@ -266,6 +297,10 @@ def write_tables(views: Sequence[TableView], path: Path) -> list[Path]:
     files = [path.with_name(path.name + suffix) for suffix in (".md", ".csv", ".tex")]
     for file, written in zip(files, (markdown, comma_separated, latex), strict=True):
         write_whole(file, written(*views).encode())
+    compared = [view.differences.assign(title=view.title) for view in views if view.differences is not None]
+    if compared and len(differences := pd.concat(compared)):
+        files.append(path.with_name(f"{path.name}-differences.csv"))
+        write_whole(files[-1], differences.to_csv(index=False, lineterminator="\n").encode())
     return files
 
 
@@ -273,10 +308,12 @@ def markdown(*views: TableView) -> str:
     """Return tables with their statistics, notes, and runs as Markdown."""
     parts = []
     for view in views:
-        parts += [f"## {_titled(view)}", markdown_table(view.wide()), view.explanation]
+        parts += [f"## {_titled(view)}", markdown_table(filled(view.wide())), view.explanation]
         for title, sentences in (("Statistics", view.statistics), ("Notes", view.notes)):
             if sentences:
                 parts.append(f"### {title}\n\n" + "\n".join(f"- {one_line(sentence)}" for sentence in sentences))
+        if len(differences := view.difference_table()):
+            parts.append(f"### Differences\n\n{markdown_table(differences)}\n\n{PAIRED}")
         if len(runs := view.run_table()):
             parts.append(f"### Runs\n\n{markdown_table(runs)}")
     return "\n\n".join(parts) + "\n"
@@ -300,7 +337,10 @@ def latex(*views: TableView) -> str:
     for view in views:
         sentences = [one_line(sentence) for sentence in (*view.statistics, *view.notes)]
         below = pd.DataFrame({_titled(view): sentences or [MEASURED]})
-        parts.append(view.wide().to_latex(index=False, escape=True, multicolumn_format="c"))
+        parts.append(filled(view.wide()).to_latex(index=False, escape=True, multicolumn_format="c"))
+        if len(differences := view.difference_table()):
+            parts.append(differences.to_latex(index=False, escape=True))
+            below.loc[len(below)] = PAIRED
         parts.append(below.to_latex(index=False, escape=True, column_format=r"p{\linewidth}"))
     return "\n".join(parts)
 

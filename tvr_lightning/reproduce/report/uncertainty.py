@@ -1,6 +1,7 @@
 """Intervals and comparisons of measured values, from the stored ranks of their runs."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,8 @@ from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.runs.card import CardDirection
 
 RESAMPLES = 10_000
-RECALLS = (1, 5, 10)
+METRIC = re.compile(r"R@\d+|nDCG@\d+|MRR|MdR|MnR|RSum|SumR")
+"""Metrics that can be computed again from stored ranks."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def compare_runs(
         return own[len(first) :].mean(0) - own[: len(first)].mean(0)
 
     parts, groups = [], []
-    for kind, part in _parts(direction, metric):
+    for kind, part in _parts(runs[0], direction, metric):
         stored = [read_ranks(run, kind) for run in runs]
         if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
             return None
@@ -77,25 +79,32 @@ def compare_runs(
     return statistics.paired_comparison(summed, torch.cat(groups), resamples=RESAMPLES)
 
 
-def _parts(direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:
-    """Return the values per query that a metric adds up."""
+def _parts(run: ReportedRun, direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:
+    """Return the values per query that a metric adds up: kinds of queries and names of metrics joined by `+`."""
     if metric == "SumR":
-        return ("text_to_video", "RSum"), ("video_to_text", "RSum")
+        return (*_parts(run, "text_to_video", "RSum"), *_parts(run, "video_to_text", "RSum"))
+    if metric == "RSum":
+        metric = "+".join(name for name in run.card.metrics(direction) if name.startswith("R@"))
     return (("question" if metric == "accuracy" else direction, metric),)
 
 
-def _per_query(ranks: Ranks, metric: str) -> Tensor:
+def _per_query(ranks: Ranks, metrics: str) -> Tensor:
+    return torch.stack([_values(ranks, *metric.partition("@")[::2]) for metric in metrics.split("+")]).sum(0)
+
+
+def _values(ranks: Ranks, metric: str, k: str) -> Tensor:
     if metric in ("MnR", "MdR"):
         return ranks.expected()
-    recalls = RECALLS if metric == "RSum" else (1,) if metric == "accuracy" else (int(metric[2:]),)
-    return torch.stack([100.0 * ranks.found_within(k) for k in recalls]).sum(0)
+    if metric == "MRR":
+        return 100.0 * ranks.reciprocal()
+    return 100.0 * (ranks.normalized_gain(int(k)) if metric == "nDCG" else ranks.found_within(int(k or 1)))
 
 
 def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | None:
     """Return a metric over draws of queries, or None without ranks. Both directions of SumR draw the same videos."""
     if math.isnan(run.value(direction, metric)) or not run.ranks.is_file():
         return None
-    parts = _parts(direction, metric)
+    parts = _parts(run, direction, metric)
     videos = [read_ranks(run, kind)[1].unique() for kind, _ in parts]
     if not torch.equal(videos[0], videos[-1]):
         return None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from lightning.pytorch import Trainer
 
@@ -11,9 +12,11 @@ from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_FRAMES, EncodedSplit, LoadedRun
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
+from tvr_lightning.runs.closing import PREDICTIONS
 
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
 MOST_FAILURES, FAILURE_FRAMES = 24, 2
+MOST_LISTED = 2000  # failures of external scores
 ANSWERS = 4
 
 
@@ -85,6 +88,21 @@ def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
     }
 
 
+def failures_of_scores(run: ReportedRun) -> Arrays:
+    """Return the same arrays for a run of external scores, which has no frames, from its predictions."""
+    ranks, _ = read_ranks(run, "text_to_video")
+    rank = ranks.expected()
+    drawn = np.random.default_rng(0).permutation(len(rank))
+    failed = ranks.index[[int(query) for query in drawn if rank[query] > 1][:MOST_LISTED]].tolist()
+    table = pd.read_parquet(run.ranks.with_name(PREDICTIONS))
+    others = table[table["video_id"] != table["correct_video_id"]].drop_duplicates("text_index").set_index("text_index")
+    failed = [query for query in failed if query in others.index]
+    columns = {"captions": "text", "right": "correct_video_id", "wrong": "video_id"}
+    arrays = {name: others.loc[failed, column].to_numpy(dtype=str) for name, column in columns.items()}
+    arrays |= {"query": np.array(failed, dtype=np.int64), "names": np.array([], dtype=str), "strips": np.array([])}
+    return {f"failures.{name}": array for name, array in arrays.items()}
+
+
 def comparisons(
     all_runs: Sequence[ReportedRun], arrays: Mapping[str, Arrays], save: Callable[[str, bytes], None]
 ) -> Iterator[dict[str, Any]]:
@@ -100,6 +118,7 @@ def comparisons(
             groups.setdefault((run.data, tuple(ranks.index.tolist())), []).append(run)
     compared = [(index, runs) for (_, index), runs in groups.items() if len(runs) > 1]
     for number, (index, runs) in enumerate(compared):
+        place = {query: row for row, query in enumerate(index)}
         ranks_of = [read_ranks(run, "text_to_video")[0].expected() for run in runs]
         shown: dict[int, dict[str, Any]] = {}
         failures: list[dict[int, str]] = []
@@ -109,7 +128,7 @@ def comparisons(
             query, captions, right, wrong, found = (arrays[run.key][f"failures.{name}"].tolist() for name in names)
             failures.append(dict(zip(query, wrong, strict=True)))
             for one, caption, video in zip(query, captions, right, strict=True):
-                expected = [float(own[index.index(one)]) for own in ranks_of]
+                expected = [float(own[place[one]]) for own in ranks_of]
                 shown[one] = {"caption": caption, "right": video, "ranks": expected}
             for name, strip in zip(found, arrays[run.key]["failures.strips"], strict=True):
                 path = videos.setdefault(name, f"queries/{number}-{len(videos)}.jpg")

@@ -30,7 +30,8 @@ document.querySelectorAll(".contest").forEach((section) => {
   const contest = JSON.parse(section.querySelector("script").textContent);
   const form = section.querySelector("form"), { first, second, swap } = form.elements;
   const clip = (video, words, own) => element("figure", { className: own ? "own" : "" },
-    element("img", { src: contest.videos[video], alt: `Frames of ${video}, ${own ? "the right video" : "a wrong video"}` }),
+    ...(contest.videos[video] ? [element("img",
+      { src: contest.videos[video], alt: `Frames of ${video}, ${own ? "the right video" : "a wrong video"}` })] : []),
     element("figcaption", {}, `${words} ${video}`));
   const compared = (better, worse) => {
     const found = Object.entries(contest.failures[worse])
