@@ -5,7 +5,7 @@ import torch
 from methods.parts import close
 from torch import nn
 
-from tvr_lightning.pairwise import DensePairVectors, PairVectors
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, tiles
 from tvr_lightning.pairwise.basis_terms import BasisTerms
 
 N, M, F, W = 4, 3, 5, 6
@@ -79,9 +79,12 @@ EXPRESSIONS = {
 }
 
 
+@pytest.mark.parametrize("loops", [("cpu",), ()], ids=["loops", "at once"])
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradients):
+def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradients, loops, monkeypatch):
+    monkeypatch.setattr(tiles, "FAST_LOOPS", loops)
+    monkeypatch.setattr(tiles, "TILE", 2 * parts["frames"].shape[-1])  # several tiles
     words, frames, bare = parts["words"], parts["frames"], parts["bare"]
     common, own = frames[0], frames.mean(1)
     with torch.set_grad_enabled(gradients):  # without gradients, buffers are used again
@@ -106,7 +109,7 @@ def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradie
         agree(lambda x: x.dot_frames(frames, bare.weight), lambda x: x.dot_frames(bare(frames)))
         each, whole = (own[:, None] + words.sum(1)).unsqueeze(2), dense.materialize().transpose(0, 1)
         for vectors in (fast, dense):
-            cosine = vectors.cosine_each(lambda j, texts: own[j] + words[texts].sum(1))
+            cosine = vectors.cosine_each(lambda videos, texts: own[videos, None] + words[texts].sum(1), own.shape[-1])
             expected = torch.nn.functional.cosine_similarity(whole, each, dim=-1)
             torch.testing.assert_close(cosine, expected, rtol=1e-10, atol=1e-10)
         for pair in more:

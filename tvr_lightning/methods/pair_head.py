@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 GIB = 2**30
 MIB = 2**20
@@ -129,7 +130,7 @@ class PairHead(nn.Module, ABC):
         """Return the memory of one block: the budget, on a CPU limited to the size of its caches."""
         # Vectors after dropout are processed in cache-sized tiles. If all are kept, joining blocks would copy them.
         joined = self.training and self.pair_dropout > 0 and self.behind_dropout > 0
-        if device.type != "cpu" or joined:
+        if not loops_are_fast(device) or joined:
             return self.kept_bytes
         return min(self.kept_bytes, TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
 

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
+from tvr_lightning.pairwise.tiles import slices
 
 if TYPE_CHECKING:
     from tvr_lightning.pairwise.dense import DensePairVectors
 
 P = TypeVar("P", bound="Pairwise")
-TEXTS_AT_A_TIME = 256
-"""Number of D-dimensional vectors computed at a time if each pair has its own, so that they fit in the CPU cache."""
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -215,19 +214,21 @@ class Pairwise(ABC):
         """Return cosines (M, N, Q) with the vectors of the same pair in `other`."""
         return self.inner(other) / (self.norm() * other.norm())
 
-    def cosine_each(self, made: Callable[[int, slice], Tensor]) -> Tensor:
-        """Return cosines (M, N, Q) with vectors made(j, texts) (n, D) of video j and a slice of n texts, not kept."""
-        meet, cosines = self._meeting(), []
-        for j in range(self.videos):
-            for start in range(0, self.texts, TEXTS_AT_A_TIME):
-                texts = slice(start, min(start + TEXTS_AT_A_TIME, self.texts))
-                vectors = at_least_float32(made(j, texts))
-                cosines.append(meet(j, texts, vectors) / vectors.norm(dim=-1, keepdim=True).clamp(min=COSINE_EPS))
-        return torch.cat(cosines).view(self.videos, self.texts, self.slots) / self.norm()
+    def cosine_each(self, made: Callable[[slice, slice], Tensor], dimension: int) -> Tensor:
+        """Return cosines (M, N, Q) with vectors made(videos, texts) (m, n, D) of slices of both, which are not kept."""
+        meet, norm = self._meeting(), self.norm()
+        rows = []
+        for videos in slices(self.videos, self.texts * dimension, norm.device):
+            cosines = []
+            for texts in slices(self.texts, (videos.stop - videos.start) * dimension, norm.device):
+                vectors = at_least_float32(made(videos, texts))
+                cosines.append(meet(videos, texts, vectors) / vectors.norm(dim=-1, keepdim=True).clamp(min=COSINE_EPS))
+            rows.append(torch.cat(cosines, dim=1))
+        return torch.cat(rows) / norm
 
     @abstractmethod
-    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
-        """Return a function for the products (n, Q) of video j's vectors with vectors (n, D) of a slice of n texts."""
+    def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
+        """Return a function for the products (m, n, Q) of m videos' vectors with vectors (m, n, D) of n texts."""
 
 
 def _of_side(values: Tensor, side: Literal["video", "text"]) -> Tensor:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import Pairwise, at_least_float32, parameters_like, parameters_of
 from tvr_lightning.pairwise.dropout_masks import dropout_mask
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 
 class DensePairVectors(Pairwise):
@@ -101,7 +102,7 @@ class DensePairVectors(Pairwise):
     @override
     def dot(self, vectors: Tensor) -> Tensor:
         vectors = vectors.to(self._vectors.dtype)
-        if self._vectors.device.type == "cpu" and self.slots > 1:
+        if loops_are_fast(self._vectors.device) and self.slots > 1:
             # One product per video: a single product would first copy the vectors of the pairs.
             products = torch.stack([vectors @ video.transpose(1, 2) for video in self._vectors])
         else:
@@ -119,9 +120,8 @@ class DensePairVectors(Pairwise):
     def dot_shared(self, vectors: Tensor) -> Tensor:
         return (self.vectors @ vectors.to(self.vectors.dtype).T).movedim(-1, 1)
 
-    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
-        """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
-        return lambda j, texts, vectors: (self.vectors[j, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
+    def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
+        return lambda videos, texts, vectors: (self.vectors[videos, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
     @override
     def inner(self, other: Pairwise) -> Tensor:

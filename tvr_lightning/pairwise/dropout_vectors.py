@@ -21,7 +21,7 @@ from typing_extensions import override
 from tvr_lightning.layers.cosine import COSINE_EPS
 from tvr_lightning.pairwise.base import parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
-from tvr_lightning.pairwise.tiles import LARGE_TILE, TILE
+from tvr_lightning.pairwise.tiles import LARGE_TILE, TILE, loops_are_fast
 
 VIDEOS_AT_A_TIME = 16
 """Number of videos in a tile if a pair has a single vector; each text is then multiplied by several videos at once."""
@@ -171,7 +171,7 @@ class _Recipe:
     def pieces(self) -> Iterator[tuple[slice, slice]]:
         """Yield the videos and the texts of every tile."""
         videos, texts, slots, size = self.staying.shape
-        if self.staying.device.type == "cpu":
+        if loops_are_fast(self.staying.device):
             pairs = max(TILE // (slots * size), 1)
             few = min(videos, VIDEOS_AT_A_TIME if slots == 1 else 1, pairs)
         else:

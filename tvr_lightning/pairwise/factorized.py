@@ -21,6 +21,7 @@ from tvr_lightning.pairwise.basis_terms import BasisTerm, BasisTerms
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.dropout_masks import dropout_mask
 from tvr_lightning.pairwise.dropout_vectors import DroppedPairVectors, Summed
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 
 class PairVectors(Pairwise):
@@ -288,19 +289,18 @@ class PairVectors(Pairwise):
             values.append(value if side.factor is None else value * side.factor.unsqueeze(1))
         return total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
-    def _meeting(self) -> Callable[[int, slice, Tensor], Tensor]:
-        """Return a function for the products (n, Q) of a video's vectors with vectors (n, D) of n texts."""
+    def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
         text, summed = self.terms.text, None if self._only_texts else self._summed()
         of_texts = None if text is None else self._full(text)
 
-        def meet(j: int, texts: slice, vectors: Tensor) -> Tensor:
+        def meet(videos: slice, texts: slice, vectors: Tensor) -> Tensor:
             vectors, values = vectors.to(self._dtype), []
             if summed is not None:
-                products = (summed.basis[j] @ vectors.T).unsqueeze(-1)  # (K, n, 1)
-                values.append((products * summed.coefficients[j, :, texts]).sum(0))
+                products = (summed.basis[videos] @ vectors.transpose(1, 2)).unsqueeze(-1)  # (m, K, n, 1)
+                values.append((products * summed.coefficients[videos, :, texts]).sum(1))
             if text is not None and of_texts is not None:
-                products = text.basis[texts] @ vectors.unsqueeze(-1)  # (n, L, 1)
-                values.append((products * of_texts[j, :, texts].transpose(0, 1)).sum(1))
+                products = text.basis[texts] @ vectors.unsqueeze(-1)  # (m, n, L, 1)
+                values.append((products * of_texts[videos, :, texts].transpose(1, 2)).sum(2))
             return total(values)
 
         return meet
@@ -439,8 +439,8 @@ def _products_by_video(
 ) -> Tensor:
     """Return products (M, N, T, Q) of bases, summed with the coefficients of the pairs.
 
-    They are computed per video, because a single product would first copy the coefficients to make the axes (M, N)
-    adjacent.
+    On a CPU, they are computed per video, because a single product would first copy the coefficients to make the axes
+    (M, N) adjacent. On other devices, this costs less than an operation per video.
 
     Args:
         products: Products of the basis of each video with the vectors of each text, (M, K, N, T).
@@ -450,11 +450,14 @@ def _products_by_video(
     """
     videos, count, texts, vectors = products.shape
     slots = coefficients.shape[-1]
-    if torch.is_grad_enabled():
+    at_once = not loops_are_fast(products.device)
+    if torch.is_grad_enabled() or at_once:
         full = coefficients if factor is None else coefficients * factor.unsqueeze(1)
         if shared is not None:
             products = torch.cat([products, shared[0].expand(videos, -1, -1, -1)], dim=1)
             full = torch.cat([full, shared[1]], dim=1)
+        if at_once:
+            return products.permute(0, 2, 3, 1) @ full.permute(0, 2, 1, 3)
         pairs = zip(products, full, strict=True)
         return torch.stack([torch.bmm(rows.permute(1, 2, 0), columns.permute(1, 0, 2)) for rows, columns in pairs])
     # Buffers are reused for every video, so that they stay in the CPU cache.

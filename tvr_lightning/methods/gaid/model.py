@@ -50,10 +50,10 @@ class GAIDHead(RegionHead):
             return Scores(pooled.unit().dot(unit(sentence).unsqueeze(1))[:, :, 0, 0].T)
         cosines = fused.cosine(text.sentence)  # (m, n, F)
 
-        def perturbed(j: int, texts: slice) -> Tensor:  # Eq. 5
-            return self.perturbed(sentence[texts], self.std(cosines[j, texts], video.frame_mask[j]))
+        def perturbed(videos: slice, texts: slice) -> Tensor:  # Eq. 5
+            return self.perturbed(sentence[texts], self.std(cosines[videos, texts], video.frame_mask[videos, None]))
 
-        return Scores(pooled.cosine_each(perturbed)[..., 0].T)
+        return Scores(pooled.cosine_each(perturbed, sentence.shape[-1])[..., 0].T)
 
     @override
     def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:

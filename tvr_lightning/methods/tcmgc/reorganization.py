@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.aggregation import weighted_sum
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 Reorganization = Literal["off", "removal", "fusion"]
 
@@ -55,7 +56,7 @@ def reorganize(similarities: Tensor, kept: int, mode: Reorganization, dim: int =
 
 def parted(slots: Tensor, kept: int, rest: bool) -> tuple[Tensor, Tensor]:
     """Return the `kept` largest of (S, ...) in decreasing order, (kept, ...), and with `rest` the others."""
-    if torch.is_grad_enabled() or slots.device.type != "cpu" or kept > INSERTION_LIMIT:
+    if torch.is_grad_enabled() or not loops_are_fast(slots.device) or kept > INSERTION_LIMIT:
         ordered = slots.sort(0, descending=True).values if rest else slots.topk(kept, dim=0).values
         return ordered[:kept], ordered[kept:]
     top = [torch.full_like(slots[0], -torch.inf)] * kept
