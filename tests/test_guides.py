@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvr_lightning.cli.commands import COMMANDS, parser_of
+from tvr_lightning.cli.commands import COMMANDS, CommandParser
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
@@ -75,9 +75,7 @@ def test_the_commands_of_a_page_and_their_options_exist(page):
     for words in commands_of(page):
         command = commands.get(tuple(words[:2])) or commands.get(tuple(words[:1]))
         assert command is not None, f"tvr {' '.join(words)}"
-        actions = parser_of(command)._actions
-        known = {*RUN_OPTIONS, *(name for action in actions for name in action.option_strings)}
-        known |= {f"--{section}" for section in command.sections}
+        known = {*RUN_OPTIONS, *CommandParser(command).known, *(f"--{section}" for section in command.sections)}
         options = [word.partition("=")[0] for word in words if word.startswith("--")]
         assert [name for name in options if name not in known and "." not in name] == [], f"tvr {' '.join(words)}"
 

@@ -12,18 +12,22 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS
-from tvr_lightning.cli.options import Option, PathKind
-from tvr_lightning.option_types import Range
+from tvr_lightning.cli.options import PathKind
+from tvr_lightning.option_types import Range, parts_of
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = []
+NUMBERS, PATHS = [], []
 for command in COMMANDS:
     hints = get_type_hints(command.run, include_extras=True)
     for name, parameter in inspect.signature(command.run).parameters.items():
         if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY and name in hints and name != "overrides":
-            OPTIONS.append(pytest.param(command, name, Option(hints[name]), id=f"{command.name} {name}"))
-NUMBERS = [option for option in OPTIONS if option.values[2].kind in (int, float)]
-PATHS = [option for option in OPTIONS if isinstance(option.values[2].limit, PathKind)]
+            parts, option = list(parts_of(hints[name])), (command, f"--{name.rstrip('_')}")
+            limit = next((part for part in parts if isinstance(part, (Range, PathKind))), Range())
+            if isinstance(limit, PathKind):
+                PATHS.append(pytest.param(*option, limit.kind, id=f"{command.name} {name}"))
+            elif int in parts or float in parts:
+                expected = f"{'a whole number' if int in parts else 'a number'}{f' of {limit}' if limit.bounds else ''}"
+                NUMBERS.append(pytest.param(*option, limit, expected, id=f"{command.name} {name}"))
 
 
 def error_of(words, capsys):
@@ -41,20 +45,19 @@ def nothing_written(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "empty"}
 
 
-@pytest.mark.parametrize(("command", "name", "option"), NUMBERS)
-def test_text_or_a_number_out_of_range_is_refused(command, name, option, capsys):
-    limit = option.limit or Range()
+@pytest.mark.parametrize(("command", "name", "limit", "expected"), NUMBERS)
+def test_text_or_a_number_out_of_range_is_refused(command, name, limit, expected, capsys):
     below = [] if limit.at_least is None else [limit.at_least - 1]
     above = [] if limit.at_most is None else [limit.at_most + 1]
     for value in ["many", *below, *above]:
-        line = f"tvr: {command.name}: --{name} is {value}; expected {option.expected}"
-        assert error_of([*command.name.split(), f"--{name}", str(value)], capsys).startswith(line)
-    assert option.expected not in ("a whole number", "a number") or name == "seed" or name.startswith("segment_")
+        line = f"tvr: {command.name}: {name} is {value}; expected {expected}"
+        assert error_of([*command.name.split(), name, str(value)], capsys).startswith(line)
+    assert limit.bounds or name == "--seed" or name.startswith("--segment_")
 
 
-@pytest.mark.parametrize(("command", "name", "option"), PATHS)
-def test_a_path_that_is_missing_or_of_another_kind_is_refused(command, name, option, capsys):
-    kind, words = option.limit.kind, [*command.name.split(), f"--{name.rstrip('_')}"]
+@pytest.mark.parametrize(("command", "name", "kind"), PATHS)
+def test_a_path_that_is_missing_or_of_another_kind_is_refused(command, name, kind, capsys):
+    words = [*command.name.split(), name]
     if kind in ("file", "new file"):
         assert "empty is a folder; name a file" in error_of([*words, "empty"], capsys)
     if kind in ("folder", "new folder"):

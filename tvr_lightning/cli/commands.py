@@ -3,21 +3,24 @@
 import argparse
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from typing_extensions import override
 
 from tvr_lightning.cli import data, evaluate, features, search, tables, train
-from tvr_lightning.cli.options import Option
+from tvr_lightning.cli.options import PathKind
 from tvr_lightning.config.check import SchemaWalk
 from tvr_lightning.config.schema import cached_schema
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Range, in_words
+from tvr_lightning.option_types import Range, in_words, parts_of
 
 RECIPE = ("model", "data", "trainer", "results", "checkpoints", "eval_memory", "seed_everything", "print_config")
+NAMES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", ""), str: ("TEXT", ""), bool: ("", "")}
 AGAIN = "rerun the command to resume"
 RESUME = "rerun the command with --checkpoints.resume=true to resume from the last checkpoint"
 
@@ -43,8 +46,69 @@ class Command:
         return str(self.run.__doc__).partition("\n")[0].removesuffix(".")
 
 
+def _read(kind: type, allowed: Container[Any] | None, expected: str, text: str) -> Any:
+    with suppress(ValueError):
+        value = kind(text)
+        if allowed is None or value in allowed:
+            return value
+    raise argparse.ArgumentTypeError(f"is {text or 'empty'}; expected {expected}")
+
+
 class CommandParser(argparse.ArgumentParser):
-    """Parser that refuses arguments with an UserError."""
+    """Parser of the arguments of a command, which are in `known` by name; refuses others with a UserError."""
+
+    def __init__(self, command: Command) -> None:
+        sections = " and ".join(f"--{section}.*" for section in command.sections)
+        epilog = f"Options {sections} override those of the recipes, as for `tvr fit`." if sections else None
+        super().__init__(
+            prog=f"tvr {command.name}",
+            description=inspect.getdoc(command.run),
+            epilog=train.recipes_and_examples() if command.sections == RECIPE else epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+        )
+        self.known: dict[str, argparse.Action] = {}
+        hints = get_type_hints(command.run, include_extras=True)
+        for parameter in inspect.signature(command.run).parameters.values():
+            if parameter.name != "overrides":
+                self._add(parameter, hints[parameter.name])
+        if command.sections == RECIPE:
+            self.add_argument("--help_all", action="help", help="print all options of recipes")  # see `main.run`
+
+    def _add(self, parameter: inspect.Parameter, hint: Any) -> None:
+        """Add the argument of a parameter; those before `/` are given without a name, and lists are repeated.
+
+        Arguments that are not given are absent, so that the function's defaults apply, except paths, which are checked.
+        """
+        parts, default, required = list(parts_of(hint)), parameter.default, parameter.default is parameter.empty
+        named, many = parameter.kind is not parameter.POSITIONAL_ONLY, list in map(get_origin, parts)
+        choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
+        limit = next((part for part in parts if isinstance(part, (Range, PathKind))), None)
+        kind = next((part for part in parts if part in NAMES), str)
+        *given, text = [note for note in hint.__metadata__ if isinstance(note, str)]
+        placeholder, expected = ("NAME", in_words(choices)) if choices else NAMES[kind]
+        if isinstance(limit, Range):
+            expected = f"{expected} of {limit}"
+        read: Callable[[str], Any] = partial(_read, kind, choices or limit, expected)
+        if isinstance(limit, PathKind):
+            placeholder, read = limit.kind.split()[-1].upper(), limit.read
+        notes = [expected] if isinstance(limit, Range) or any(choice not in text for choice in choices) else []
+        notes += ["can be repeated"] if many and named else []
+        notes += [] if required or default in (None, [], "", False) else [f"default {default}"]
+        options: dict[str, Any] = {"help": (f"{text} ({', '.join(notes)})" if notes else text).replace("%", "%%")}
+        if kind is bool:
+            options["action"] = "store_true"
+        else:
+            options |= {"type": read, "metavar": "".join(given) or placeholder if named else None}
+        if many:
+            options |= {"action": "extend", "nargs": 1 if named else "+" if required else "*"}
+        if named:
+            options |= {"dest": parameter.name, "required": required}
+        if isinstance(default, Path):
+            options["default"] = str(default)
+        name = f"--{parameter.name.rstrip('_')}" if named else parameter.name  # --from for the keyword from_
+        self.known[name] = self.add_argument(name, **options)
 
     @override
     def error(self, message: str) -> NoReturn:
@@ -53,82 +117,20 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{self.prog.removeprefix('tvr ')}: {message}. `{self.prog} --help` explains all arguments.")
 
 
-def parser_of(command: Command) -> CommandParser:
-    """Return the parser of a command.
-
-    Parameters before `/` are given without a name, and lists are repeated. Options that are not given are
-    absent, so that the function's defaults apply, except paths, which are checked.
-    """
-    shown = " and ".join(f"--{section}.*" for section in command.sections)
-    epilog = f"Options {shown} override those of the recipes, as for `tvr fit`." if shown else None
-    parser = CommandParser(
-        prog=f"tvr {command.name}",
-        description=inspect.getdoc(command.run),
-        epilog=train.recipes_and_examples() if command.sections == RECIPE else epilog,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
-    hints = get_type_hints(command.run, include_extras=True)
-    for name, parameter in inspect.signature(command.run).parameters.items():
-        if name == "overrides":
-            continue
-        option, required = Option(hints[name]), parameter.default is parameter.empty
-        text = _help(option, parameter)
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            several = "+" if required else "*"
-            parser.add_argument(name, type=option, nargs=several if option.many else None, help=text)
-        elif option.kind is bool:
-            parser.add_argument(f"--{name}", action="store_true", help=text)
+def parse(command: Command, words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a command's arguments; `overrides` has `--option=value` for each option of recipes."""
+    parser = CommandParser(command)
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for name in dict.fromkeys(names):
+        if name in parser.known:
+            if names.count(name) > 1 and parser.known[name].nargs != 1:
+                parser.error(f"{name} is given more than once. Give it once")
+        elif command.sections and name[2:].partition(".")[0].rstrip("+") in {*RECIPE, *command.sections}:
+            parser.add_argument(name, dest="overrides", action="append", nargs="?", const="", type=f"{name}=".__add__)
         else:
-            parser.add_argument(
-                f"--{name.rstrip('_')}",  # --from for the keyword from_
-                dest=name,
-                type=option,
-                default=str(parameter.default) if isinstance(parameter.default, Path) else argparse.SUPPRESS,
-                action="append" if option.many else "store",
-                required=required,
-                metavar={"config": "RECIPE", "ckpt_path": "FILE"}.get(name, option.metavar),
-                help=text,
-            )
-    if command.sections == RECIPE:
-        parser.add_argument("--help_all", action="help", help="print all options of recipes")  # see `main.run`
-    return parser
-
-
-def _help(option: Option, parameter: inspect.Parameter) -> str:
-    unnamed = [choice for choice in option.choices if choice not in option.help]
-    notes = [option.expected] if unnamed or isinstance(option.limit, Range) else []
-    if option.many and parameter.kind is not parameter.POSITIONAL_ONLY:
-        notes.append("can be repeated")
-    if parameter.default not in (parameter.empty, None, [], "", False):
-        notes.append(f"default {parameter.default}")
-    return (f"{option.help} ({', '.join(notes)})" if notes else option.help).replace("%", "%%")
-
-
-def parse(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a command's own arguments by name, and `--option=value` for each option of recipes."""
-    parser, rest = parser_of(command), iter(words)
-    options = parser._option_string_actions
-    own: list[str] = []
-    overrides: list[str] = []
-    given: set[str] = set()
-    for word in rest:
-        option, equals, _ = word.partition("=")
-        if option in options:
-            if option in given and not isinstance(options[option], argparse._AppendAction):
-                parser.error(f"{option} is given more than once. Give it once")
-            given.add(option)
-            own.append(word)
-        elif option.startswith("--"):
-            if not command.sections or option[2:].partition(".")[0].rstrip("+") not in {*RECIPE, *command.sections}:
-                advice = f"{_hint(command, option, options)}`tvr {command.name} --help` lists all options."
-                raise UserError(f"{command.name} has no option {option}. {advice}")
-            alone = equals or option == "--print_config"
-            overrides.append(word if alone else f"{word}={next(rest, '')}")
-        else:
-            own.append(word)
-    return vars(parser.parse_args(own)), overrides
+            advice = f"{_hint(command, name, parser.known)}`tvr {command.name} --help` lists all options."
+            raise UserError(f"{command.name} has no option {name}. {advice}")
+    return vars(parser.parse_args(words))
 
 
 def _hint(command: Command, option: str, own: Iterable[str]) -> str:
@@ -138,7 +140,7 @@ def _hint(command: Command, option: str, own: Iterable[str]) -> str:
         near = SchemaWalk(schema).similar(option.removeprefix("--"))
     if near:
         return f"Did you mean {near[0]}? "
-    others = [f"tvr {other.name}" for other in COMMANDS if option in parser_of(other)._option_string_actions]
+    others = [f"tvr {other.name}" for other in COMMANDS if option in CommandParser(other).known]
     return f"It is an option of {in_words(others)}. " if others else ""
 
 
@@ -154,8 +156,8 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
     groups = {"": commands, "data": commands.add_parser("data", help="commands for datasets").add_subparsers()}
     for command in COMMANDS:
         group, _, name = command.name.rpartition(" ")
-        parser = parser_of(command)
-        for action in parser._actions:
+        parser = CommandParser(command)
+        for action in parser.known.values():
             if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
                 action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
         groups[group].add_parser(name, help=command.summary, parents=[parser], add_help=False)

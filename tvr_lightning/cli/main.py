@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tvr_lightning import __version__
-from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command, parse, parser_of
+from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command, CommandParser, parse
 from tvr_lightning.config.check import check_before_parsing
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.errors import MissingAssetError, UserError
@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def run(command: Command, words: list[str]) -> int:
     """Parse the arguments of a command, which follow its name, and run it."""
     if {"-h", "--help"} & set(words):
-        print(parser_of(command).format_help(), end="")
+        print(CommandParser(command).format_help(), end="")
         return 0
     of_recipe = command.sections == RECIPE
     of_class = [word for word in words if word.startswith("--") and word.partition("=")[0].endswith(".help")]
@@ -63,15 +63,13 @@ def run(command: Command, words: list[str]) -> int:
         from tvr_lightning.config.recipe import recipe_parser
 
         recipe_parser().parse_args(words if of_class else ["--help"])  # prints the help and raises SystemExit
-    options, overrides = parse(command, words)
-    recipes = options.get("config", [])
+    options = parse(command, words)
+    recipes, overrides = options.get("config", []), options.get("overrides", [])
     if of_recipe or recipes or overrides:
         # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
         complete = options.get("ckpt_path") if of_recipe else not recipes or command.name == "evaluate"
         needed = [section for section in ("model", "data") if section in command.sections and not complete]
         check_before_parsing(recipes, overrides, needed)
-    if overrides:
-        options["overrides"] = overrides
     parameters = inspect.signature(command.run).parameters.values()
     positional = [options.pop(p.name) for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in options]
     try:

@@ -37,7 +37,7 @@ examples:
 def _run_of(command: str, summary: str) -> Callable[..., None]:
     def run(
         config: Config = [],
-        ckpt_path: Annotated[str | None, "checkpoint to evaluate; recipes override its options"] = None,
+        ckpt_path: Annotated[str | None, "FILE", "checkpoint to evaluate; recipes override its options"] = None,
         override: Annotated[bool, "score with the given options even if the training had others"] = False,
         trust: Trust = [],
         overrides: Sequence[str] = (),
@@ -71,7 +71,7 @@ predict = _run_of("predict", "Write the top-ranked videos of every test text to 
 
 def fit(
     config: Config = [],
-    ckpt_path: Annotated[str | None, "checkpoint of an interrupted run to resume"] = None,
+    ckpt_path: Annotated[str | None, "FILE", "checkpoint of an interrupted run to resume"] = None,
     estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
     overrides: Sequence[str] = (),
 ) -> None:
