@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from small_run import small_run
 
 from tvr_lightning.cli import main
-from tvr_lightning.data import MSRVTT
+from tvr_lightning.data import MSRVTT, MSVD
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split, TextRecord, VideoRecord
 from tvr_lightning.errors import UserError
@@ -299,8 +299,8 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
     for words, message in (
         (["small.npy"], "small.npy: 59 rows for the 60 texts of single.csv"),
         (["nan.npy"], "nan.npy: 1 of 3600 scores are NaN or infinite, the first in row 3, column 7"),
-        (["strange.npz"], "strange.npz: video 'w' is not in single.csv"),
-        (["twice.npz"], "twice.npz: video 'v0' occurs twice"),
+        (["strange.npz"], "strange.npz: column 0: video 'w' is not in single.csv"),
+        (["twice.npz"], "twice.npz: column 1: video 'v0' occurs twice"),
         (["short.npz"], "short.npz: video 'v59' of single.csv is missing"),
         (["cut.npy"], "cut.npy: cannot be read"),
         (["objects.npy"], "objects.npy: cannot be read (Object arrays cannot be loaded"),
@@ -309,12 +309,12 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         (["alien.parquet"], "video 'w' is not in single.csv"),
         (["late.parquet"], "text 60 is not in single.csv"),
         (QB_NORM, "needs scores of training queries"),
-        ([*texts, "strange.npz"], "strange.npz: video 'w' is not in single.csv"),
+        ([*texts, "strange.npz"], "strange.npz: column 0: video 'w' is not in single.csv"),
         ([*texts, "short.npz"], "short.npz: video 'v59' of single.csv is missing"),
         ([*texts, "few.npz"], "few.npz: 59 video IDs for 60 columns"),
         ([*texts, "narrow.npy"], "narrow.npy: 59 columns for the 60 videos of single.csv"),
         ([*videos, "first.npz"], "first.npz: text 59 of single.csv is missing"),
-        ([*videos, "late.npz"], "late.npz: text 60 is not in single.csv"),
+        ([*videos, "late.npz"], "late.npz: row 59: text 60 is not in single.csv"),
         (["words.parquet"], "words.parquet: the column score contains other values than numbers"),
         (["words.npz"], "words.npz: text_index contains other values than whole numbers"),
         (["halves.pt"], "halves.pt: text_index contains other values than whole numbers"),
@@ -327,10 +327,97 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("tvr: ")
         assert message in line
+    np.save("wide.npy", case["multi.similarity"].T.numpy())
+    Path("title.csv").write_text("clip,sentence\nv0,a\n")
+    Path("bad.trec").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v1\n")
+    Path("alien.run").write_text("0 Q0 w 1 0.5 x\n")
+    for words, message in (
+        (["wide.npy", IDS["multi"]], "wide.npy is transposed: its 25 rows are the videos of multi.parquet"),
+        (
+            ["single.npy", "--ids=title.csv"],
+            "title.csv: header: the column with the ID of each text's video is missing",
+        ),
+        (["bad.trec", IDS["single"]], "bad.trec: not a run in TREC's format"),
+        (["alien.run", IDS["single"]], "alien.run: row 0: video 'w' is not in single.csv"),
+        (["single.npy", "single.npy", IDS["single"]], "Two files of scores are named single"),
+        (["single.npy", IDS["single"], "--published=gare-0"], "There is no table 'gare-0'"),
+    ):
+        assert main(["evaluate", *words]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert message in line
     assert main(["evaluate", "single.npy"]) == 2
     assert "Give either a dataset" in capsys.readouterr().err
     assert not list(Path().glob("runs/**/results.json"))
     assert not list(folder.parent.glob("x-*"))
+
+
+def test_a_table_of_texts_gives_the_order_of_rows_and_columns(folder, case, msrvtt):
+    dataset = MSRVTT(root=str(msrvtt)).read_split("test")
+    videos = [video.video_id for video in dataset.videos]
+    count, generator = len(videos), torch.Generator().manual_seed(0)
+    order = torch.randperm(count, generator=generator).tolist()
+    matrix = torch.randn(count, count, generator=generator) + torch.eye(count)
+    lines = [f'r{row},{videos[video]},"a text\nof {row}"' for row, video in enumerate(order)]
+    Path("order.csv").write_text("\n".join(["key,vid,sentence", *lines]))
+    np.save("plain.npy", matrix)
+    np.save("shuffled.npy", matrix[order][:, order])
+    rows = [
+        f"r{row} Q0 {videos[column]} 1 {float(matrix[order[row], column])} x"
+        for row in range(count)
+        for column in range(count)
+    ]
+    Path("run.trec").write_text("\n".join(rows))
+    data = ("--data=MSRVTT", f"--data.init_args.root={msrvtt}")
+    plain = evaluated("plain.npy", *data)
+    for words in (["shuffled.npy", *data], ["run.trec", *data], ["shuffled.npy"], ["run.trec"]):
+        found = evaluated(*words, "--ids=order.csv")
+        for part in ("text_to_video", "video_to_text"):
+            assert found[part] == pytest.approx(plain[part]), words
+        assert (found["dataset"] == plain["dataset"]) == (len(words) > 1)
+    ranks = [pd.read_parquet(file) for file in sorted(Path().glob("runs/evaluated/*synthetic*/*/ranks.parquet"))]
+    assert len(ranks) == 3
+    assert all(table[["index", "video", "query"]].equals(ranks[0][["index", "video", "query"]]) for table in ranks)
+
+
+def test_texts_of_several_captions_are_found_by_their_words(folder, synthetic):
+    root = synthetic("msvd")
+    split = MSVD(root=str(root)).read_split("test")
+    order = torch.randperm(len(split.texts), generator=torch.Generator().manual_seed(0)).tolist()
+    texts = [split.texts[text] for text in order]
+    table = pd.DataFrame(
+        {"video": [split.videos[text.video].video_id for text in texts], "caption": [t.text for t in texts]}
+    )
+    table.to_parquet("order.parquet")
+    columns = list(dict.fromkeys(text.video for text in texts))
+    matrix = np.random.default_rng(0).normal(size=(len(split.texts), len(split.videos)))
+    np.save("plain.npy", matrix)
+    np.save("shuffled.npy", matrix[order][:, columns])
+    data = ("--data=MSVD", f"--data.init_args.root={root}")
+    plain, found = evaluated("plain.npy", *data), evaluated("shuffled.npy", *data, "--ids=order.parquet")
+    assert found["text_to_video"] == pytest.approx(plain["text_to_video"])
+    assert found["video_to_text"] == pytest.approx(plain["video_to_text"])
+
+
+@pytest.mark.parametrize(
+    ("change", "marks"),
+    [
+        (lambda m: m, []),
+        (lambda m: np.exp(m) / np.exp(m).sum(1, keepdims=True), ["softmax"]),
+        (lambda m: np.where(m >= np.sort(m)[:, [-20]], m, 0), ["zeros"]),
+        (lambda m: np.where(m >= np.sort(m)[:, [-20]], m, 0).T, ["zeros", "transposed?"]),
+        (lambda m: np.round(m) + 0.5, ["ties", "ties"]),
+        (lambda m: np.roll(m, 1, axis=0), ["chance"]),
+        (lambda m: m + 20 * np.eye(len(m)), ["100.0", "100.0"]),
+    ],
+)
+def test_scores_that_cannot_be_compared_are_marked_in_the_table(folder, change, marks):
+    matrix = np.random.default_rng(0).normal(size=(200, 200)) + 3 * np.eye(200)
+    np.save("scores.npy", change(matrix))
+    pd.DataFrame({"video_id": range(200)}).to_csv("ids.csv", index=False)
+    found = [warning.partition(":")[0] for warning in evaluated("scores.npy", "--ids=ids.csv")["warnings"]]
+    assert found == marks
+    shown = f"scores [{', '.join(['external', *dict.fromkeys(marks)])}]"
+    assert f"| {shown} |" in Path("runs/evaluated/report/report.md").read_text()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Evaluation of external scores: ranks, normalization, and intervals of similarity matrices."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
 from tvr_lightning.evaluation.statistics import Interval, percentile_interval, resample
 from tvr_lightning.metrics import MeanRank, QueryMean, RetrievalRecall, direction_metrics
 from tvr_lightning.ranks import Ranks, raise_on_nan
+
+SCORE_WARNINGS = {
+    "softmax": "rows or columns sum to one, so the scores of one direction depend on other test queries",
+    "zeros": "many scores are exactly zero, as outside of re-ranked candidates",
+    "ties": "many matches score the same as another item",
+    "transposed?": "texts are probably in the columns",
+    "chance": "rows or columns are probably in another order",
+    "100.0": "every match is ranked first",
+}
+"""Warnings about scores by the words that they start with."""
+MANY_ZEROS, MANY_TIES = 0.1, 0.05  # shares of the scores and of the queries
+LEAST_VIDEOS = 100  # of test sets in which chance is far from useful
 
 
 def evaluate_scores(
@@ -67,10 +80,45 @@ def evaluate_scores(
             warnings.append("video-to-text is not normalized: no scores of training videos were given")
     ranks, keys = normalized_ranks(MatrixSource(scores), truth.video_of_text, normalizer, contexts, warnings)
     metrics = [*direction_metrics(recall), *more]
+    warnings += _score_warnings(scores, truth, ranks)
     evaluation = Evaluation.of(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
     return evaluation, keys
+
+
+def _score_warnings(scores: Tensor, truth: GroundTruth, ranks: tuple[Ranks, Ranks]) -> Iterator[str]:
+    """Yield sentences about scores (N, M) that are not comparable with others or look wrong, and their ranks."""
+    texts, videos = scores.shape
+    by_row, by_column = (bool(((scores.sum(dim) - 1).abs() < 1e-3).all() and (scores >= 0).all()) for dim in (1, 0))
+    if by_row:
+        yield "softmax: every row sums to one, so video-to-text depends on the other videos of the test set"
+    if by_column:
+        yield "softmax: every column sums to one, so text-to-video depends on the other texts of the test set"
+    counts = [(scores != 0).sum(dim) for dim in (1, 0)]
+    of_text, of_video = (float((count == count.median()).double().mean()) for count in counts)  # equal counts
+    zeros = float((scores == 0).double().mean())
+    if zeros > MANY_ZEROS:
+        items, count = ("videos per text", counts[0]) if of_text >= of_video else ("texts per video", counts[1])
+        yield (
+            f"zeros: {100 * zeros:.0f} % of the scores are exactly zero, as if only {count.median()} {items} were "
+            "scored; recalls beyond these candidates, MdR, and MnR are not comparable"
+        )
+    for ranked, items in zip(ranks, ("texts", "videos"), strict=True):
+        tied = int((ranked.tied > 1).sum())
+        if tied > MANY_TIES * len(ranked):
+            yield f"ties: the matches of {tied} of {len(ranked)} {items} score the same as another item"
+    if (by_column and not by_row) or (zeros > MANY_ZEROS and of_video > 0.5 > of_text):
+        yield (
+            "transposed?: a softmax or a choice of candidates is usually over the videos of a text, but here over the "
+            "texts of a video; texts belong in rows"
+        )
+    found, by_chance = float(ranks[0].found_within(10).mean()), 10 / videos
+    if videos >= LEAST_VIDEOS and found < by_chance + 3 * math.sqrt(by_chance / texts):  # three standard deviations
+        yield f"chance: R@10 is {100 * found:.1f}, as of random scores; rows or columns are probably in another order"
+    for ranked, direction in zip(ranks, ("text-to-video", "video-to-text"), strict=True):
+        if bool((ranked.expected() == 1).all()):
+            yield f"100.0: every match is ranked first in {direction}; check that the scores do not use the pairs"
 
 
 def intervals(

@@ -111,13 +111,15 @@ def _aligned(
         raise UserError(f"{path}: {len(ids)} {what} IDs for {count} {entry}s. Write one ID per {entry}.")
     index, wanted = pd.Index(ids), pd.Index(expected)
     problems = {
-        f"is not in {where}. Use its {what} IDs, such as {expected[0]!r}.": index[~index.isin(wanted)],
-        f"occurs twice. Write one {entry} per {what}.": index[index.duplicated()],
-        f"of {where} is missing. Write one {entry} per {what}.": wanted[~wanted.isin(index)],
+        f"is not in {where}. Use its {what} IDs, such as {expected[0]!r}.": ~index.isin(wanted),
+        f"occurs twice. Write one {entry} per {what}.": index.duplicated(),
     }
-    for problem, names in problems.items():
-        if len(names):
-            raise UserError(f"{path}: {what} {names.tolist()[0]!r} {problem}")
+    for problem, wrong in problems.items():
+        if wrong.any():
+            place = int(wrong.argmax())
+            raise UserError(f"{path}: {entry} {place}: {what} {index.tolist()[place]!r} {problem}")
+    if missing := wanted[~wanted.isin(index)].tolist():
+        raise UserError(f"{path}: {what} {missing[0]!r} of {where} is missing. Write one {entry} per {what}.")
     return matrix.index_select(axis, torch.from_numpy(index.get_indexer(wanted)))
 
 
@@ -164,14 +166,16 @@ def _matrix_of_pairs(path: Path, table: pd.DataFrame, layout: MatrixLayout) -> T
         raise UserError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
     ids: dict[str, Sequence[Any]] = {"text_index": range(len(layout.rows)), "video_id": layout.names}
     for column, known in ids.items():
-        unknown = table[column][~table[column].isin(known)].tolist()
-        if unknown:
-            entry = f"{column.partition('_')[0]} {unknown[0]!r} is not in {layout.where}"
+        unknown = ~table[column].isin(known)
+        if unknown.any():
+            row = int(unknown.to_numpy().argmax())
+            entry = f"row {row}: {column.partition('_')[0]} {table[column].tolist()[row]!r} is not in {layout.where}"
             raise UserError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
-    twice = table[table.duplicated(["text_index", "video_id"])]
-    if len(twice):
-        text, video, _ = twice.iloc[0]
-        raise UserError(f"{path}: text {text} with {video!r} occurs twice. Keep one of them.")
+    twice = table.duplicated(["text_index", "video_id"])
+    if twice.any():
+        row = int(twice.to_numpy().argmax())
+        text, video, _ = table.iloc[row]
+        raise UserError(f"{path}: row {row}: text {text} with {video!r} occurs twice. Keep one of them.")
     _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
     matrix = matrix.reindex(index=ids["text_index"], columns=list(layout.names)).fillna(NOT_FOUND)

@@ -11,6 +11,7 @@ import pandas as pd
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
+from tvr_lightning.evaluation.external_scores import SCORE_WARNINGS
 from tvr_lightning.evaluation.statistics import effective_queries
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
@@ -32,7 +33,9 @@ WARNINGS = {
     "leaks": "ground truth leaks into the scores",
     "not audited": "no leakage audit was completed",
     "overridden": "scored with other options than in training",
+    "external": "scores of another program, which cannot be audited",
     "synthetic": "measured on synthetic data",
+    **SCORE_WARNINGS,
 }
 DIRECTIONS: dict[str, CardDirection] = {"t2v": "text_to_video", "v2t": "video_to_text"}
 UNPRINTED = ("R@1", "R@5", "R@10", "MnR")  # metrics of figures, for which the papers print no numbers
@@ -197,9 +200,11 @@ def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
         if run.finished:
             audit, warnings = run.results.get("audit"), run.results.get("warnings", [])
             marks["leaks"] |= LEAKS in warnings or bool(audit and audit["leaks"])
-            marks["not audited"] |= audit is None or audit["problem"] is not None
+            marks["external" if run.external else "not audited"] |= audit is None or audit["problem"] is not None
             marks["overridden"] |= bool(run.results.get("weights", {}).get("overridden"))
             marks["synthetic"] |= SYNTHETIC in warnings
+            for mark in SCORE_WARNINGS:
+                marks[mark] |= any(warning.startswith(f"{mark}: ") for warning in warnings)
     return [mark for mark, applies in marks.items() if applies]
 
 
