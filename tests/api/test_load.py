@@ -1,5 +1,10 @@
 """Scores of a checkpoint in Python, and one-line errors."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from search_parts import save_checkpoint, write_clip
@@ -9,7 +14,8 @@ from tvr_lightning.api.model import Model
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.methods import GARE, XPool
+from tvr_lightning.methods import GARE, NCL, CLIP4Clip, XPool
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 
 SMALL = {"width": 64, "text_layers": 4, "vision_layers": 1, "image_size": 32}
@@ -54,3 +60,31 @@ def test_missing_and_damaged_files_are_named(checkpoint, tmp_path):
     assert repr(model.encode_text(TEXTS)) == "TextFeatures(sentence (3, 64), words (3, 12, 64), word_mask (3, 12))"
     with pytest.raises(VideoError, match=r"absent\.mp4"):
         model.encode_video(tmp_path / "absent.mp4")
+
+
+def test_the_example_of_a_plain_trainer_runs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    example = page.partition("## Methods")[2].partition("```python\n")[2].partition("```")[0]
+    assert len(example.splitlines()) <= 15
+    (tmp_path / "train.py").write_text(example)
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True)
+
+
+def test_a_checkpoint_whose_encoder_was_built_in_python_asks_for_it(tmp_path):
+    method = CLIP4Clip(TinyClipEncoder(**SMALL), frames=3, words=12, contrast=NCL())
+    trainer = quiet_trainer(max_epochs=0)
+    trainer.strategy.connect(method)
+    path = tmp_path / "own.ckpt"
+    trainer.save_checkpoint(path)
+    call = re.escape(f"Pass an equal one: CLIP4Clip.load_from_checkpoint({str(path)!r}, encoder=encoder)")
+    with pytest.raises(CheckpointError, match=r"own\.ckpt does not record its encoder, .* " + call):
+        CLIP4Clip.load_from_checkpoint(path, weights_only=True)
+    with pytest.raises(CheckpointError, match=r"own\.ckpt does not record its encoder, .* as `encoder`, or"):
+        tvr_lightning.load(path)
+    with pytest.raises(CheckpointError, match=r"expected none\. Use the contrast that it was trained with"):
+        CLIP4Clip.load_from_checkpoint(path, encoder=TinyClipEncoder(**SMALL), weights_only=True)
+    built = {"encoder": TinyClipEncoder(**SMALL), "contrast": NCL()}
+    loaded = CLIP4Clip.load_from_checkpoint(path, **built, weights_only=True)
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in method.state_dict().items())
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        loaded.load_from_checkpoint(path)

@@ -7,6 +7,7 @@ import torch
 
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
@@ -14,6 +15,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
 from tvr_lightning.metrics import RetrievalRecall
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
@@ -88,6 +90,21 @@ def test_a_recipe_adds_metrics_to_the_table(msrvtt):
     method, _ = from_recipe(["clip4clip", "fixture"], options)
     assert [metric.name for metric in method.evaluation_config.metrics] == ["R@3", "nDCG@10", "MRR"]
     assert method.hparams["evaluation"]["metrics"][0]["init_args"] == {"k": 3, "direction": "text-to-video"}
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ({}, "image_size=64"),
+        ({"image_size": 64, "frames": 3}, "frames=4"),
+        ({"image_size": 64, "resize_mode": "squash"}, "resize_mode='shortest'"),
+        ({"image_size": 64, "interpolation": "bilinear"}, "interpolation='bicubic'"),
+    ],
+)
+def test_data_that_prepares_other_frames_than_the_encoder_needs_is_refused(change, missing, encoder, msrvtt):
+    data = MSRVTT(root=str(msrvtt), num_workers=0, **{"frames": 4} | change)
+    with pytest.raises(UserError, match=rf"MSRVTT reads other frames than CLIP4Clip needs\. Pass it {missing}\."):
+        quiet_trainer().validate(CLIP4Clip(encoder, frames=4), data)
 
 
 def test_checkpoints_of_other_methods_and_sizes_are_refused(encoder):

@@ -236,7 +236,8 @@ def test_what_a_run_needs_is_named(built, finished_run, recipe):
     checkpoint = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)
     with pytest.raises(CheckpointError, match="pretrained"):
         made.on_load_checkpoint(checkpoint)
-    other = module(DPDV, pretrained=str(finished_run / "checkpoints" / "last.ckpt"))
+    weights = str(finished_run / "checkpoints" / "last.ckpt")
+    other = VideoQuestionAnswering(made.encoder, partial(DPDV, frames=data.frames), answers=7, pretrained=weights)
     with pytest.raises(CheckpointError, match="contains CLIP4Clip, but the recipe builds DPDV"):
         take_a_step(other, data)
     made.vocabulary = []

@@ -182,7 +182,7 @@ class VideoQuestionAnswering(RecipeModule):
     ) -> None:
         super().__init__(optimizer)
         self.method = method(encoder)
-        self.words, self.needs_patches = self.method.words, self.method.needs_patches
+        self.words, self.frames, self.needs_patches = self.method.words, self.method.frames, self.method.needs_patches
         defaults = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
         unused = [name for name, default in defaults.items() if getattr(self.method, f"{name}_config") != default]
         unused += ["tuning"] if self.method.tuning != FineTuning() else []

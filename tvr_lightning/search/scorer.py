@@ -160,12 +160,15 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
 def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModule, dict[str, Any]]:
     saved = read_checkpoint(path)
     data: dict[str, Any] = trusted_sections(path, saved, trusted)["data"]["init_args"]
-    class_path = str(saved["hyper_parameters"].get("_class_path"))
-    kind = find_class(path, class_path)
+    class_path = saved["hyper_parameters"].get("_class_path")
+    if class_path is None:
+        raise CheckpointError(
+            f"{path} does not record its encoder, which was built in Python. Pass an equal one to its method's "
+            "load_from_checkpoint as `encoder`, or train with a recipe, which records the encoder."
+        )
+    kind = find_class(path, str(class_path))
     if not issubclass(kind, RetrievalModule):
         raise CheckpointError(f"{path} contains {class_path}, but searching needs the checkpoint of a retrieval method")
-    if "encoder" not in saved["hyper_parameters"]:
-        raise CheckpointError(f"{path} does not record its encoder. Convert it again, or train with tvr fit.")
     try:
         with nullcontext() if FROZEN in saved else weights_follow():
             module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)

@@ -2,16 +2,19 @@
 
 import inspect
 import math
+from argparse import ArgumentError
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -60,6 +63,7 @@ class RecipeModule(LightningModule):
 
     encoder: Encoder
     words: int
+    frames: int
     monitor = "val/t2v_R@1"  # metric that selects the best checkpoint
     whole_checkpoints = False  # whether checkpoints contain frozen weights that are also in an encoder's file or tag
     trains_all_parameters = True  # whether every trainable parameter gets a gradient in every step, as DDP requires
@@ -67,12 +71,29 @@ class RecipeModule(LightningModule):
     def __init__(self, optimizer: Annotated[OptimizerConfig | None, Role.TRAINING] = None) -> None:
         super().__init__()
         # Lightning would warn of modules among the arguments, and copy them.
-        classes = {name: filter(inspect.isclass, parts_of(hint)) for name, hint in hints_of(type(self)).items()}
-        modules = [name for name, kinds in classes.items() if any(issubclass(kind, nn.Module) for kind in kinds)]
-        self.save_hyperparameters(ignore=modules, logger=False)
+        self.save_hyperparameters(ignore=self.module_arguments(), logger=False)
         record_options(self, plain_options(dict(self.hparams)))
         self.optimizer_config = optimizer or OptimizerConfig()
         self.loss_check = LossCheck()
+
+    @classmethod
+    def module_arguments(cls) -> list[str]:
+        """Return the arguments of the constructor that can be modules."""
+        classes = {name: filter(inspect.isclass, parts_of(hint)) for name, hint in hints_of(cls).items()}
+        return [name for name, kinds in classes.items() if any(issubclass(kind, nn.Module) for kind in kinds)]
+
+    @_restricted_classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Self:  # noqa: N805
+        """Load a checkpoint as Lightning does. Pass an encoder that was built in Python as `encoder`."""
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **options)
+        except ArgumentError as error:
+            if "required: module.encoder" not in str(error):
+                raise
+            raise CheckpointError(
+                f"{checkpoint_path} does not record its encoder, which was built in Python. Pass an equal one: "
+                f"{cls.__name__}.load_from_checkpoint({str(checkpoint_path)!r}, encoder=encoder)"
+            ) from error
 
     @property
     def title(self) -> str:
@@ -97,19 +118,27 @@ class RecipeModule(LightningModule):
         uses_audio = getattr(self, "audio_encoder", None) is not None
         return Needs(self.encoder.caption_tokens(self.words), getattr(self, "needs_patches", False), uses_audio)
 
-    def check_features(self) -> None:
-        """Check that stored features, if the data has any, come from these encoders with their current weights."""
+    def check_inputs(self) -> None:
+        """Check that stored features come from these encoders with their weights, or that frames are made for them."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if isinstance(data, TextVideoDataModule) and data.features is not None:
+        if not isinstance(data, TextVideoDataModule):
+            return
+        if data.features is not None:
             rank_zero_info(check_store(data.store, self.encoder, getattr(self, "audio_encoder", None)))
+            return
+        needed = vars(replace(self.encoder.preparation, antialias=data.preparation.antialias)).items()
+        wrong = (needed | {("frames", self.frames)}) - (vars(data.preparation).items() | {("frames", data.frames)})
+        if wrong:
+            options = ", ".join(f"{name}={value!r}" for name, value in sorted(wrong))
+            raise UserError(f"{type(data).__name__} reads other frames than {self.title} needs. Pass it {options}.")
 
     # These hooks follow the loading of a checkpoint.
-    on_fit_start = on_test_start = on_predict_start = check_features
+    on_fit_start = on_test_start = on_predict_start = check_inputs
 
     @override
     def on_validation_start(self) -> None:
         if self.trainer.state.fn == TrainerFn.VALIDATING:
-            self.check_features()
+            self.check_inputs()
 
     @override
     def predict_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
@@ -182,9 +211,10 @@ class RecipeModule(LightningModule):
         if wrong:
             options = other_options(saved, dict(self.hparams))
             made = f"It was trained with {', '.join(options)}. " if options else ""
+            built = sorted({name.partition(".")[0] for name in wrong} & {*self.module_arguments()} - saved.keys())
             raise CheckpointError(
                 f"the checkpoint does not fit this {own}: {abbreviated(wrong, separator='; ')}. {made}"
-                "Use the recipe and options that it was trained with."
+                f"Use the {' and '.join(built) or 'recipe and options'} that it was trained with."
             )
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
