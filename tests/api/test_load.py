@@ -13,6 +13,7 @@ import tvr_lightning
 from tvr_lightning.api.model import Model
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.methods import GARE, NCL, CLIP4Clip, XPool
 from tvr_lightning.testing.processes import quiet_trainer
@@ -50,6 +51,9 @@ def test_videos_and_texts_get_the_scores_of_the_method(checkpoint, tmp_path):
 def test_missing_and_damaged_files_are_named(checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match=r"none\.ckpt: no such checkpoint"):
         tvr_lightning.load(tmp_path / "none.ckpt")
+    with pytest.raises(UserError, match=r'Use tvr_lightning\.zero_shot\("ViT-B-32"\)'):
+        tvr_lightning.load("ViT-B-32")
+    assert {*tvr_lightning.__all__} <= {*dir(tvr_lightning)}
     (tmp_path / "text.ckpt").write_text("no checkpoint")
     with pytest.raises(CheckpointError, match=r"text\.ckpt: cannot be read as a checkpoint"):
         tvr_lightning.load(tmp_path / "text.ckpt")

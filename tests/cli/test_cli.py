@@ -139,6 +139,11 @@ def test_the_page_of_a_run_shows_its_results_files_and_next_commands(finished_ru
     assert "last.ckpt --trust mine.method\n" in page
 
 
+def test_an_audit_of_a_checkpoint_needs_no_recipe(finished_run, capsys):
+    assert main(["audit", f"--ckpt_path={finished_run / 'checkpoints' / 'last.ckpt'}", "--videos=4"]) == 0
+    assert "CLIP4Clip" in capsys.readouterr().out
+
+
 def test_a_run_prints_one_line_about_itself_and_more_with_verbose(msrvtt, tmp_path):
     def output(*verbose):
         more = ("--trainer.enable_progress_bar=true", "--model.init_args.evaluation.audit=0", *verbose)

@@ -91,6 +91,7 @@ WITHOUT_TORCH = {
     "extract --config clip4clip --parts smell": "extract: --parts is smell; expected text, frames, patches, audio, ",
     "train": "train is not a command. `tvr --help` lists all commands.",
     "evaluat": "evaluat is not a command. Did you mean evaluate? `tvr --help` lists all commands.",
+    "datta check": "datta check is not a command. Did you mean data check?",
     "data chek": "data chek is not a command. Did you mean data check?",
     "caption --config fixture": "No dataset is given. Name one before the overlays, such as --config data/msrvtt",
 }

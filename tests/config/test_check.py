@@ -15,16 +15,16 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = ["--config=tcmgc", "--config=fixture"]
 MODEL, ENCODER = "model.init_args", "model.init_args.encoder"
 WRONG = [
-    ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Available: max_epochs, "),
-    ("model", "Gare", "model.class_path is Gare, which does not exist. Available: GARE, "),
-    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Available: ClipEncoder, "),
+    ("trainer.max_epoch", "3", "trainer.max_epoch: there is no such option. Did you mean max_epochs?"),
+    ("model", "Gare", "model.class_path is Gare, which does not exist. Did you mean GARE?"),
+    (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Did you mean ClipEncoder?"),
     ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
     ("model.class_path", "tvr_lightning.methods.Absent", "tvr_lightning.methods has no Absent. Available: "),
-    (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Available: gather, "),
+    (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Did you mean gather?"),
     (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
     (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: there is no such option. "),
     (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path is DualSoft, which does not exist"),
-    ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems. Available: frames, "),
+    ("data.init_args.fraems", "3", "data.init_args.fraems: MSRVTT has no option fraems. Did you mean frames?"),
     ("data.init_args.frames", "many", "data.init_args.frames is 'many'; expected a whole number"),
     (f"{MODEL}.gather", "globe", f"{MODEL}.gather is 'globe'; expected global, local, own-slice, or none"),
     (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence, "),
@@ -66,10 +66,10 @@ def test_an_error_in_a_constructor_is_printed_in_one_line(msrvtt, capsys):
     ("parse", "content", "message"),
     [
         (from_recipe, "model: {class_path: GAIDD}",
-         "model.class_path is GAIDD, which does not exist. Available: GAID, "),
+         "model.class_path is GAIDD, which does not exist. Did you mean GAID?"),
         (from_recipe, "model: {init_args: {encoder: {init_args: {freez: all}}}}",
          "TinyClipEncoder has no option freez. Available:"),
-        (from_recipe, "modle: {class_path: GARE}", "there is no option modle. Available: model, "),
+        (from_recipe, "modle: {class_path: GARE}", "there is no option modle. Did you mean model?"),
         (data_from_recipe, "data: {class_path: LSMDC, init_args: {bach_size: 8}}",
          "data.init_args.bach_size: LSMDC has no option bach_size"),
     ],
@@ -85,8 +85,8 @@ def test_errors_in_a_recipe_name_its_file(parse, content, message, tmp_path):
 
 def test_the_nearest_names_come_first_and_the_rest_are_counted():
     names = [f"option_{number}" for number in range(20)]
-    assert nearest("option_17x", names).startswith("option_17, ")
-    assert nearest("option_17x", names).endswith(" and 8 more")
+    assert nearest("17", names).startswith("Available: option_17, ")
+    assert nearest("17", names).endswith(" and 8 more.")
 
 
 def test_recipes_of_this_project_and_classes_of_other_packages_are_allowed():

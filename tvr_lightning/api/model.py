@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import open_clip
 import torch
 from torch import Tensor
 
 from tvr_lightning.api.hub import PREFIX, from_hub
 from tvr_lightning.data.batch import Media
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 
@@ -76,6 +78,8 @@ def load(source: str | Path, device: str | None = None, trust: Sequence[str] = (
     if str(source).startswith(PREFIX):
         with from_hub(str(source).removeprefix(PREFIX)) as checkpoint:
             return load(checkpoint, device, trust)
+    if not Path(source).exists() and str(source) in open_clip.list_models():
+        raise UserError(f'{source} is an encoder, not a trained method. Use tvr_lightning.zero_shot("{source}").')
     return Model(ScorerSource(checkpoint=str(source)), device, trust)
 
 

@@ -67,7 +67,7 @@ def run(command: Command, words: list[str]) -> int:
     recipes, overrides = options.get("config", []), options.get("overrides", [])
     if of_recipe or recipes or overrides:
         # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
-        complete = options.get("ckpt_path") if of_recipe else not recipes or command.name == "evaluate"
+        complete = options.get("ckpt_path") or (not of_recipe and (not recipes or command.name == "evaluate"))
         needed = [section for section in ("model", "data") if section in command.sections and not complete]
         check_before_parsing(recipes, overrides, needed)
     parameters = inspect.signature(command.run).parameters.values()
@@ -83,9 +83,11 @@ def list_commands(words: Sequence[str]) -> int:
     if words and words[0] == "--version":
         print(__version__)
         return 0
-    asked = " ".join(words[:2] if words[:1] == ["data"] else words[:1])
+    names, both = [command.name for command in COMMANDS], " ".join(words[:2])
+    of_data = [name for name in names if difflib.get_close_matches(both, [name], cutoff=0.75) and " " in name]
+    asked = both if words[:1] == ["data"] or of_data else " ".join(words[:1])
     if asked not in ("", "-h", "--help", "data", "data -h", "data --help"):
-        near = difflib.get_close_matches(asked, [command.name for command in COMMANDS], n=1)
+        near = difflib.get_close_matches(asked, names, n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise UserError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
     about = "Text-video retrieval papers, reproduced with PyTorch Lightning."

@@ -100,24 +100,26 @@ def recipes_and_examples() -> str:
 
 
 def audit(
-    config: Config,
-    ckpt_path: Annotated[File | None, "checkpoint of the recipe; its starting weights by default"] = None,
+    config: Config = [],
+    ckpt_path: Annotated[File | None, "checkpoint to audit; the recipe's starting weights by default"] = None,
     videos: Annotated[int, Range(at_least=4), "number of test videos to audit, with their texts"] = 64,
     seed: Annotated[int | None, "seed for selecting and ordering videos and texts; a new one by default"] = None,
+    trust: Trust = [],
     overrides: Sequence[str] = (),
 ) -> int:
     """Check empirically that no ground truth leaks into the scores; the exit status is 1 if any does."""
     with loading("audit"):
         from tvr_lightning.audit.run import audit_method, report_audit
-        from tvr_lightning.config.recipe import from_recipe
+        from tvr_lightning.config.recipe import Recipe
         from tvr_lightning.progress import shown
-        from tvr_lightning.training.checkpoints import read_checkpoint
 
-        method, data = from_recipe(config, overrides)
-    if ckpt_path is not None:
-        checkpoint = read_checkpoint(ckpt_path)
-        method.on_load_checkpoint(checkpoint)
-        method.load_state_dict(checkpoint["state_dict"])
+        recipe = Recipe.parse(config, overrides, ckpt_path, trust)
+        recipe.check()
+        built = recipe.build()
+    method, data = built.model, built.data
+    if recipe.trained is not None:
+        method.on_load_checkpoint(recipe.trained.saved)
+        method.load_state_dict(recipe.trained.saved["state_dict"])
     with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):
         found = audit_method(method, data, videos, seed)
     return report_audit(method, found)

@@ -98,10 +98,12 @@ def refusals(message: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return names in words, those that resemble `name` most first."""
-    shown = {*names} - {"$schema", "print_shtab"}
-    ordered = sorted(shown, key=lambda x: (-difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio(), x))
-    return abbreviated(ordered, LISTED) or "none"
+    """Return advice with the name that resembles `name`, or with all names, those that resemble it most first."""
+    likeness = {x: difflib.SequenceMatcher(None, name.lower(), x.lower()).ratio() for x in names}
+    ordered = sorted({*likeness} - {"$schema", "print_shtab"}, key=lambda x: (-likeness[x], x))
+    if ordered and likeness[ordered[0]] >= 0.75:
+        return f"Did you mean {ordered[0]}?"
+    return f"Available: {abbreviated(ordered, LISTED) or 'none'}."
 
 
 class SchemaWalk:
@@ -116,7 +118,7 @@ class SchemaWalk:
         """Check a section or an option of the top level."""
         if name not in self.sections:
             near = self.similar(name)
-            meant = f"Did you mean {near[0]}?" if near else f"Available: {nearest(name, self.sections)}"
+            meant = f"Did you mean {near[0]}?" if near else nearest(name, self.sections)
             raise UserError(f"there is no option {name}. {meant}")
         self.value(name, self.sections[name], value)
 
@@ -167,8 +169,8 @@ class SchemaWalk:
             if known and option not in known:
                 having = sorted(other for other, kind in classes.items() if option in _options_of(kind))
                 owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
-                available = f"{name} has no option {option}{owners}. Available: {nearest(option, known)}"
-                raise UserError(f"{where}.init_args.{option}: {available}")
+                problem = f"{name} has no option {option}{owners}. {nearest(option, known)}"
+                raise UserError(f"{where}.init_args.{option}: {problem}")
         self.options(f"{where}.init_args", known, options)
 
     def options(self, where: str, known: dict[str, Any], options: dict[str, Any]) -> None:
@@ -177,7 +179,7 @@ class SchemaWalk:
             if name in known:
                 self.value(f"{where}.{name}", known[name], value)
             elif known:
-                raise UserError(f"{where}.{name}: there is no such option. Available: {nearest(name, known)}")
+                raise UserError(f"{where}.{name}: there is no such option. {nearest(name, known)}")
 
     def variants(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the alternatives of a node, with the items of lists in place of the lists."""
@@ -194,7 +196,7 @@ class SchemaWalk:
 
 
 def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -> None:
-    full, reason, own = name, "which does not exist", ". Name a class of your own with its module, as module.Class"
+    full, reason, own = name, "which does not exist", " Name a class of your own with its module, as module.Class"
     if module:
         full, own = f"{module}.{name}", ""
         try:
@@ -203,7 +205,7 @@ def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -
             reason = f"but {module} has no {name}"
         except ImportError as error:
             reason = f"but {module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
-    raise UserError(f"{where}.class_path is {full}, {reason}. Available: {nearest(name, classes)}{own}")
+    raise UserError(f"{where}.class_path is {full}, {reason}. {nearest(name, classes)}{own}")
 
 
 def _options_of(variant: dict[str, Any]) -> dict[str, Any]:

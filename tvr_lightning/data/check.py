@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, Split, VideoRecord, shared_videos
+from tvr_lightning.errors import abbreviated
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.read_many import read_all
@@ -123,13 +124,19 @@ def print_report(report: Report, console: Console | None = None) -> None:
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
     console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}")
     for kind, found in _by_kind(report.problems).items():
+        # All files have the same parents, which are in the JSON report.
+        rows = [("/".join(Path(p.file).parts[-2:]), p.entry, p.message, p.fix) for p in found]
+        if len({row[2:] for row in rows}) == 1:
+            names = [file if file.endswith(entry) else f"{entry} in {file}" for file, entry, *_ in rows]
+            line = f"{kind}: {abbreviated(names, ROWS_PER_KIND)}: {found[0].message}; {found[0].fix}"
+            console.print(line, markup=False)
+            continue
         columns = (Column(title, overflow="fold") for title in ("file", "entry", "problem", "fix"))
         table = Table(*columns, title=f"{kind}: {len(found)}", title_justify="left", expand=True)
-        for problem in found[:ROWS_PER_KIND]:
-            file = "/".join(Path(problem.file).parts[-2:])  # all have the same parents, which are in the JSON report
-            table.add_row(*map(escape, (file, problem.entry, problem.message, problem.fix)))
+        for row in rows[:ROWS_PER_KIND]:
+            table.add_row(*map(escape, row))
         if len(found) > ROWS_PER_KIND:
-            table.add_row(f"and {len(found) - ROWS_PER_KIND} more", "", "", "the JSON report lists them all")
+            table.add_row(f"and {len(found) - ROWS_PER_KIND} more", "", "", "--report=FILE writes them all")
         console.print(table)
     for kind, found in _by_kind(report.warnings).items():
         line = f"warning: {kind}, files: {len(found)}, first {found[0].entry}: {found[0].message}; {found[0].fix}"

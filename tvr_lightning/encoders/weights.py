@@ -39,7 +39,8 @@ def read_plain(path: Path) -> Any:
         tensors = read_torchscript(path)
         return torch.load(path, map_location="cpu", weights_only=True) if tensors is None else tensors
     except UNREADABLE as error:
-        reason = (str(error) or "empty").splitlines()[0]
+        # torch advises loading without weights_only, which would run the file's code.
+        reason = (str(error).rpartition("WeightsUnpickler error: ")[2].strip() or "empty").splitlines()[0]
         raise UserError(
             f"{path} cannot be read as weights ({reason}). Expected named tensors, as saved by "
             "torch.save(model.state_dict()), in a .safetensors file, or in an OpenAI archive. Code is never executed."
