@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import inspect
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,10 +46,10 @@ class Command:
         return str(self.run.__doc__).partition("\n")[0].removesuffix(".")
 
 
-def _read(kind: type, allowed: Container[Any] | None, expected: str, text: str) -> Any:
+def _read(kind: type, allowed: Any, expected: str, text: str) -> Any:
     with suppress(ValueError):
         value = kind(text)
-        if allowed is None or value in allowed:
+        if not allowed or value in allowed:
             return value
     raise argparse.ArgumentTypeError(f"is {text or 'empty'}; expected {expected}")
 
@@ -82,25 +82,24 @@ class CommandParser(argparse.ArgumentParser):
         Arguments that are not given are absent, so that the function's defaults apply, except paths, which are checked.
         """
         parts, default, required = list(parts_of(hint)), parameter.default, parameter.default is parameter.empty
-        named, many = parameter.kind is not parameter.POSITIONAL_ONLY, list in map(get_origin, parts)
+        named, many = parameter.kind is not parameter.POSITIONAL_ONLY, any(get_origin(part) is list for part in parts)
         choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
-        limit = next((part for part in parts if isinstance(part, (Range, PathKind))), None)
+        span = next((part for part in parts if isinstance(part, Range)), None)
+        path = next((part for part in parts if isinstance(part, PathKind)), None)
         kind = next((part for part in parts if part in NAMES), str)
         *given, text = [note for note in hint.__metadata__ if isinstance(note, str)]
         placeholder, expected = ("NAME", in_words(choices)) if choices else NAMES[kind]
-        if isinstance(limit, Range):
-            expected = f"{expected} of {limit}"
-        read: Callable[[str], Any] = partial(_read, kind, choices or limit, expected)
-        if isinstance(limit, PathKind):
-            placeholder, read = limit.kind.split()[-1].upper(), limit.read
-        notes = [expected] if isinstance(limit, Range) or any(choice not in text for choice in choices) else []
+        placeholder = path.kind.split()[-1].upper() if path else placeholder
+        expected = f"{expected} of {span}" if span else expected
+        notes = [expected] if span or any(choice not in text for choice in choices) else []
         notes += ["can be repeated"] if many and named else []
         notes += [] if required or default in (None, [], "", False) else [f"default {default}"]
         options: dict[str, Any] = {"help": (f"{text} ({', '.join(notes)})" if notes else text).replace("%", "%%")}
         if kind is bool:
             options["action"] = "store_true"
         else:
-            options |= {"type": read, "metavar": "".join(given) or placeholder if named else None}
+            options["type"] = path.read if path else partial(_read, kind, choices or span, expected)
+            options["metavar"] = "".join(given) or placeholder if named else None
         if many:
             options |= {"action": "extend", "nargs": 1 if named else "+" if required else "*"}
         if named:
