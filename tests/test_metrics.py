@@ -299,6 +299,7 @@ def test_a_user_defined_metric_needs_only_a_value():
     scores, match = scored()
     assert computed(WorstRank(), (scores, match)) == count_ranks(scores, match).expected().max()
     assert computed(WorstRank("video-to-text"), (scores, match)) == video_to_text_ranks(scores, match).expected().max()
+    assert computed(WorstRank(), (scores.half(), match.int())) == count_ranks(scores.half(), match).expected().max()
     assert computed(WorstRank(compute_on_cpu=True), (scores, match)) == computed(WorstRank(), (scores, match))
 
 

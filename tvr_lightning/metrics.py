@@ -28,19 +28,8 @@ class RankMetric(Metric, ABC):
     after the class unless it overrides `name`.
 
     Args:
-        direction: Text-to-video, which accumulates ranks, or video-to-text, which accumulates the scores, since the
-            rank of a video needs those of all texts.
+        direction: Text-to-video, which accumulates ranks, or video-to-text, which accumulates the scores of all texts.
         kwargs: Arguments of torchmetrics, such as `compute_on_cpu` to keep these scores in main memory.
-
-    Example:
-        >>> class WorstRank(RankMetric):
-        ...     higher_is_better = False
-        ...     def value(self, ranks):
-        ...         return ranks.expected().max()
-        >>> metric = WorstRank()
-        >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.3]]), torch.tensor([0, 1]))
-        >>> metric.compute()
-        tensor(2., dtype=torch.float64)
     """
 
     is_differentiable = False
@@ -82,6 +71,7 @@ class RankMetric(Metric, ABC):
         """
         similarity, match = similarity.detach(), match.to(similarity.device)
         _check_inputs(similarity, match)
+        match = match if match.dtype == torch.bool else match.long()
         if self.direction == "text-to-video":
             ranks = count_ranks(similarity, match)
             starts = ranks.index.diff(prepend=ranks.index.new_tensor([-1])) > 0  # at the first match of each text
@@ -113,7 +103,7 @@ class RankMetric(Metric, ABC):
 
     @override
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot the metric, or one or several values of it; return the figure and the axes."""
+        """Plot the metric, or its values `val`; return the figure and the axes."""
         return self._plot(val, ax)
 
 
@@ -242,11 +232,6 @@ class NDCG(FirstK):
 
     The gain of a match is 1 / log2(1 + rank), or 0 after rank K. The sum of a query's gains is divided by the greatest
     possible sum, which is 1 for one match.
-
-    Example:
-        >>> similarity = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.6], [0.5, 0.4, 0.3]])
-        >>> NDCG(k=2)(similarity, torch.arange(3))  # the mean of 100, 63.0930 and 0
-        tensor(54.3643, dtype=torch.float64)
     """
 
     title = "nDCG"
@@ -257,13 +242,7 @@ class NDCG(FirstK):
 
 
 class MRR(QueryMean):
-    """Mean reciprocal rank in percent.
-
-    Example:
-        >>> similarity = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.6], [0.5, 0.4, 0.3]])
-        >>> MRR()(similarity, torch.arange(3))  # the mean of 100, 50 and 33.3333
-        tensor(61.1111, dtype=torch.float64)
-    """
+    """Mean reciprocal rank in percent."""
 
     higher_is_better = True
     plot_lower_bound = 0.0
@@ -290,10 +269,8 @@ def retrieval_metrics(recall: Sequence[int] = (1, 5, 10)) -> MetricCollection:
         {'t2v_R@1': 50.0, 't2v_R@5': 100.0, 't2v_MdR': 1.5, 't2v_MnR': 1.5, 't2v_RSum': 150.0,
          'v2t_R@1': 100.0, 'v2t_R@5': 100.0, 'v2t_MdR': 1.0, 'v2t_MnR': 1.0, 'v2t_RSum': 200.0, 'SumR': 350.0}
     """
-    texts, videos = direction_metrics(recall), direction_metrics(recall, "video-to-text")
-    named: dict[str, Metric] = {f"t2v_{metric.name}": metric for metric in texts}
-    named |= {f"v2t_{metric.name}": metric for metric in videos} | {"SumR": RecallSum(recall, None)}
     collection = MetricCollection([])
-    for name, metric in named.items():
-        collection.add_metrics({name: metric})  # several at once would be sorted by name
+    for metric in (*direction_metrics(recall), *direction_metrics(recall, "video-to-text"), RecallSum(recall, None)):
+        short = {"text-to-video": "t2v_", "video-to-text": "v2t_"}.get(metric.direction, "")
+        collection.add_metrics({f"{short}{metric.name}": metric})  # several at once would be sorted by name
     return collection

@@ -4,8 +4,6 @@ Counts add up over blocks and processes. With ties the rank is random, and its e
 among the first K follow from both counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -98,10 +96,7 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
 
 
 def text_to_video_ranks(similarity: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
-    """Rank each text's video in scores (N, M); `match` and `index` (N,) are those of `count_ranks`.
-
-    Each caption is a separate query. Raises UserError if a score is NaN.
-    """
+    """Rank each text's video in scores (N, M), as `count_ranks` does. Raise UserError if a score is NaN."""
     raise_on_nan(similarity, "text", "video")
     return count_ranks(similarity, match, index)
 

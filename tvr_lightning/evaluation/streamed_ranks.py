@@ -1,7 +1,5 @@
 """Ranks of scores that come in blocks, so that no matrix of all pairs is needed."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import torch
