@@ -229,8 +229,10 @@ def test_evaluation_normalizes_the_matrix_of_each_direction(normalizer):
     matrix = cosine(texts, videos).similarity
     counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
     ones = torch.ones(14, dtype=torch.float64)
-    forward = normalize_scores(normalizer, matrix, cosine(bank.texts, videos).similarity, "text-to-video", ones, counts)
-    of_videos = cosine(texts, bank.videos).similarity.T
+    of_texts, of_videos = cosine(bank.texts, videos).similarity, cosine(texts, bank.videos).similarity.T
+    if not normalizer.needs_bank:
+        of_texts = of_videos = None
+    forward = normalize_scores(normalizer, matrix, of_texts, "text-to-video", ones, counts)
     backward = normalize_scores(normalizer, matrix.T, of_videos, "video-to-text", counts, ones).T
     assert evaluation.text_to_video == summarize(text_to_video_ranks(forward, truth.video_of_text))
     assert evaluation.video_to_text == summarize(video_to_text_ranks(backward, truth.video_of_text))
@@ -249,7 +251,8 @@ def test_a_method_with_logits_gets_the_ranks_of_its_matrix(normalizer, scale):
     def score(text: TextFeatures, video: VideoFeatures) -> Scores:
         return Scores(scale * cosine(text, video).similarity)
 
-    banks = score(bank.texts, videos).similarity, score(texts, bank.videos).similarity
+    of_texts, of_videos = score(bank.texts, videos).similarity, score(texts, bank.videos).similarity
+    banks = (of_texts, of_videos) if normalizer.needs_bank else ()
     expected, keys = evaluate_scores(score(texts, videos).similarity, truth, normalizer, (1, 5, 10), *banks)
     evaluator = Evaluator(score, block_texts=5, block_videos=3, measure_balance=True, temperature=scale)
     found = evaluate(evaluator, texts, videos, truth, normalizer=normalizer, bank=bank)

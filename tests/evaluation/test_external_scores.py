@@ -339,6 +339,10 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         ),
         (["bad.trec", IDS["single"]], "bad.trec: not a run in TREC's format"),
         (["alien.run", IDS["single"]], "alien.run: row 0: video 'w' is not in single.csv"),
+        (
+            [*QB_NORM, IDS["single"], "--bank=half", "--bank_texts=bank.npy"],
+            "--bank_texts cannot be used with --bank half",
+        ),
         (["single.npy", "single.npy", IDS["single"]], "Two files of scores are named single"),
         (["single.npy", IDS["single"], "--published=gare-0"], "There is no table 'gare-0'"),
     ):

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.external_scores import evaluate_scores
+from tvr_lightning.evaluation.external_scores import SCORE_WARNINGS, evaluate_scores
 from tvr_lightning.evaluation.normalization import (
     Context,
     DualSoftmax,
+    HalfBank,
     Normalizer,
     QueryBankNorm,
     SinkhornBias,
@@ -52,7 +53,7 @@ TIES = "it adds ties to the ranks of {} queries"
 
 def warned(similarity: torch.Tensor, normalizer: Normalizer, **banks: torch.Tensor) -> list[str]:
     evaluation, _ = evaluate_scores(similarity, square(similarity), normalizer, **banks)
-    return evaluation.warnings
+    return [warning for warning in evaluation.warnings if warning.partition(":")[0] not in SCORE_WARNINGS]
 
 
 @pytest.mark.parametrize("lowest", [0.0, -1e-3, -2.0])
@@ -128,7 +129,8 @@ def test_ranks_equal_plain_numpy_in_log_space_at_every_scale(precision, scale, s
             QueryBankNorm(20 * sharpness / scale),
             SinkhornBias(0.01 * scale / sharpness),
         ):
-            found, _ = evaluate_scores(similarity, square(similarity), normalizer, (1,), bank, bank.T)
+            banks = (bank, bank.T) if normalizer.needs_bank else ()
+            found, _ = evaluate_scores(similarity, square(similarity), normalizer, (1,), *banks)
             both = similarity.numpy(), bank.numpy()
             assert found.text_to_video_ranks.expected().tolist() == numpy_ranks(normalizer, *both), normalizer.name
             backward = numpy_ranks(normalizer, both[0].T, both[1])
@@ -277,3 +279,31 @@ def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_tran
 def test_bad_options_and_missing_inputs_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("direction", ["text-to-video", "video-to-text"])
+@pytest.mark.parametrize("normalizer", [DualSoftmax(10.0), QueryBankNorm(), SinkhornBias(0.1)])
+def test_each_half_of_the_queries_is_ranked_with_the_other_half_as_bank(normalizer, direction):
+    video_of_text = torch.arange(20).repeat_interleave(2)[torch.randperm(40)]
+    scores = torch.rand(40, 20, generator=torch.Generator().manual_seed(0))
+    scores = scores if direction == "text-to-video" else scores.T
+    halves = HalfBank(normalizer, video_of_text, 20)
+    half = halves.halves[direction]
+    assert half.float().mean() == 0.5
+    if direction == "text-to-video":
+        assert not set(video_of_text[half].tolist()) & set(video_of_text[~half].tolist()), "captions of one video"
+    found = normalize_scores(halves, scores, direction=direction)
+    for own in (half, ~half):
+        torch.testing.assert_close(found[own], normalize_scores(normalizer, scores[own], scores[~own], direction))
+
+
+def test_dual_softmax_with_a_bank_uses_no_other_test_query():
+    scores, bank = torch.rand(5, 4, dtype=torch.float64), torch.rand(7, 4, dtype=torch.float64)
+    expected = scores * (3 * scores).exp() / (3 * bank).exp().sum(0)
+    torch.testing.assert_close(normalize_scores(DualSoftmax(3.0), scores, bank), expected)
+    evaluation, _ = evaluate_scores(
+        scores, GroundTruth(torch.arange(4).repeat(2)[:5], 4, "", "test", ""), DualSoftmax(3.0), bank_texts=bank
+    )
+    assert not evaluation.transductive
+    assert evaluation.warnings == ["video-to-text is not normalized: no scores of training videos were given"]
+    assert evaluation.post_processing == "dual softmax (temperature 3) with a bank"

@@ -27,6 +27,7 @@ def evaluate(
     ids: Annotated[File | None, "CSV, JSON Lines, or parquet table of the matrices' rows, in their order"] = None,
     bank_texts: Annotated[File | None, "scores of training texts (K, M) against the same videos"] = None,
     bank_videos: Annotated[File | None, "scores of the same texts against training videos (N, K)"] = None,
+    bank: Annotated[Literal["half"] | None, "half: rank each half of the queries with the other as bank"] = None,
     recall: Annotated[list[Count], "K of R@K; 1, 5, and 10 by default"] = [],
     metrics: Annotated[list[Literal["ndcg@10", "mrr"]], "further metric of both directions, in percent"] = [],
     published: Annotated[list[str], "published table whose rows are shown as well, such as gare-1"] = [],
@@ -57,6 +58,7 @@ def evaluate(
         import torch
 
         from tvr_lightning.evaluation.external_scores import evaluate_scores, intervals
+        from tvr_lightning.evaluation.normalization import HalfBank
         from tvr_lightning.evaluation.results import print_results, results_of, write_predictions, write_results
         from tvr_lightning.evaluation.scores_file import read_matrix, write_trec
         from tvr_lightning.evaluation.sources import MatrixSource, best_of_gallery, complete_matrix
@@ -73,10 +75,16 @@ def evaluate(
     for table in published:
         load_table(table, recipes)
     normalizer = _normalizer(of_normalization)
-    if normalizer is None or not normalizer.needs_bank:
-        banks = {"bank_texts": bank_texts, "bank_videos": bank_videos}
-        refuse_options(banks, "can only be used with a normalization that needs a bank, such as QueryBankNorm.")
+    given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
+    if normalizer is None or not (normalizer.needs_bank or normalizer.accepts_bank):
+        refuse_options(
+            {**given, "bank": bank}, "can only be used with a normalization that uses a bank, such as QueryBankNorm."
+        )
+    if bank is not None:
+        refuse_options(given, "cannot be used with --bank half.")
     truth, layout = _test_set(config, of_data, ids)
+    if bank is not None and normalizer is not None:
+        normalizer = HalfBank(normalizer, truth.video_of_text, truth.videos)
     ks = tuple(sorted(set(recall or (1, 5, 10))))
     more = [MRR() if metric == "mrr" else NDCG(10) for metric in dict.fromkeys(metrics)]
     texts = read_matrix(bank_texts, layout, "texts") if bank_texts else None

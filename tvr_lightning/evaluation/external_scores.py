@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.evaluator import Evaluation, normalized_ranks
+from tvr_lightning.evaluation.evaluator import SHORT, Evaluation, normalized_ranks
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.scores_file import NOT_FOUND
 from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
@@ -61,29 +61,31 @@ def evaluate_scores(
     if left_out:
         warnings.append(f"{left_out} of {scores.numel()} pairs have no score and are ranked last")
     contexts: list[Context | None] = [None, None]
+    banked = bank_texts is not None or bank_videos is not None
     if normalizer is not None:
         if left_out:
             raise UserError(f"{normalizer.name} needs the scores of all pairs, but {left_out} have none")
-        if normalizer.needs_bank and bank_texts is None and bank_videos is None:
-            raise UserError(f"{normalizer.name} needs scores of training queries. Pass --bank_texts or --bank_videos")
+        if normalizer.needs_bank and not banked:
+            raise UserError(
+                f"{normalizer.name} needs scores of training queries. Pass --bank_texts, --bank_videos, or --bank half"
+            )
         counts = torch.bincount(truth.video_of_text, minlength=truth.videos).double()
         ones = torch.ones(truth.texts, dtype=torch.float64)
-        if not normalizer.needs_bank or bank_texts is not None:
-            bank = None if bank_texts is None else MatrixSource(bank_texts)
-            contexts[0] = Context("text-to-video", bank, ones, counts)
-        else:
-            warnings.append("text-to-video is not normalized: no scores of training texts were given")
-        if not normalizer.needs_bank or bank_videos is not None:
-            bank = None if bank_videos is None else MatrixSource(bank_videos.T)
-            contexts[1] = Context("video-to-text", bank, counts, ones)
-        else:
-            warnings.append("video-to-text is not normalized: no scores of training videos were given")
+        banks = bank_texts, None if bank_videos is None else bank_videos.T
+        for place, (direction, bank, of) in enumerate(zip(SHORT, banks, ("texts", "videos"), strict=True)):
+            if bank is None and (normalizer.needs_bank or banked):
+                warnings.append(f"{direction} is not normalized: no scores of training {of} were given")
+            else:
+                sides = (counts, ones) if place else (ones, counts)
+                contexts[place] = Context(direction, None if bank is None else MatrixSource(bank), *sides)
     ranks, keys = normalized_ranks(MatrixSource(scores), truth.video_of_text, normalizer, contexts, warnings)
     metrics = [*direction_metrics(recall), *more]
     warnings += _score_warnings(scores, truth, ranks)
     evaluation = Evaluation.of(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
+    if banked and normalizer and normalizer.accepts_bank:
+        evaluation.post_processing, evaluation.transductive = f"{normalizer.name} with a bank", False
     return evaluation, keys
 
 

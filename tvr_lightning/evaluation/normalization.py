@@ -6,7 +6,7 @@ blocks of scores and returns a function that adjusts any block, so that no compl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -76,12 +76,14 @@ class Normalizer(ABC):
         transductive: True if it uses the test queries as a whole, so that results are not comparable with those of
             systems that process one query at a time.
         needs_bank: True if it needs training queries.
+        accepts_bank: True if it can use training queries instead of the test queries.
         needs_parts: True if it needs the parts of their scores.
     """
 
     name: str
     transductive = False
     needs_bank = False
+    accepts_bank = False
     needs_parts = False
 
     @abstractmethod
@@ -128,7 +130,7 @@ def normalize_scores(
 class DualSoftmax(Normalizer):
     """Dual softmax, scores (Q, G) times a softmax over all test queries: s_ij softmax_i(t s_ij).
 
-    Introduced as DSL by CAMoE (Cheng et al. 2021).
+    Introduced as DSL by CAMoE (Cheng et al. 2021). With a bank, the sum of the softmax is that of the bank's queries.
 
     Args:
         temperature: factor t inside the softmax (GAID and T-MASS, released: 100).
@@ -140,6 +142,7 @@ class DualSoftmax(Normalizer):
     """
 
     transductive = True
+    accepts_bank = True
 
     def __init__(self, temperature: Positive = 100.0) -> None:
         self.temperature = temperature
@@ -154,7 +157,7 @@ class DualSoftmax(Normalizer):
             negative.add_((values < 0).sum())
             return values
 
-        total = gallery_logsumexp(AdjustedSource(scores, count), self.temperature)
+        total = gallery_logsumexp(AdjustedSource(context.bank or scores, count), self.temperature)
         if scores.shard.sum(negative):
             context.warnings.append("some scores are below zero, and dual softmax can reverse their order")
         context.warnings += _warn_of_logits(total, self.temperature)
@@ -265,7 +268,10 @@ class SinkhornBias(Normalizer):
         """
         gamma = self.temperature if self.temperature is not None else context.temperature
         if gamma is None:
-            raise UserError(f"{self.name} needs the temperature that the method divides its scores by")
+            raise UserError(
+                f"{self.name} needs the temperature that the method divides its scores by. Set the normalization's "
+                "temperature, such as 0.01 for cosines of CLIP and 1 for logits."
+            )
         gallery = self._marginal(context.gallery_counts, "gallery")
 
         def log_weights(source: ScoreSource, rows: Tensor | float, columns: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -298,6 +304,41 @@ class SinkhornBias(Normalizer):
             raise UserError(f"{self.name} needs the number of matches of each {side} item")
         # A video without captions has no share; it is treated as if it had one caption.
         return counts.clamp(min=1.0).log()
+
+
+class HalfBank(Normalizer):
+    """Normalization of each half of the test queries with the scores of the other half as its bank.
+
+    The matches of a bank's queries are in the gallery, unlike those of training queries.
+
+    Args:
+        normalizer: Normalization that uses a bank.
+        video_of_text: Video of each text (N,), whose texts are in the same half.
+        videos: Number of videos M.
+        seed: Seed for the halves.
+    """
+
+    transductive = True
+
+    def __init__(self, normalizer: Normalizer, video_of_text: Tensor, videos: int, seed: int = 0) -> None:
+        if videos < 2:
+            raise UserError(f"Halves of {videos} videos cannot be a bank. Use a test set of at least two videos.")
+        self.normalizer = normalizer
+        half = torch.randperm(videos, generator=torch.Generator().manual_seed(seed)) < videos // 2
+        self.halves: dict[Direction, Tensor] = {"text-to-video": half[video_of_text], "video-to-text": half}
+        self.name = f"{normalizer.name} with the other half of the queries as bank"
+
+    @override
+    def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
+        half, matrix = self.halves[context.direction], complete_matrix(scores)
+        first, second = (
+            self.normalizer.fit(scores, replace(context, bank=MatrixSource(matrix[bank]))) for bank in (~half, half)
+        )
+
+        def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
+            return torch.where(half[rows, None], first(values, rows, columns), second(values, rows, columns))
+
+        return adjust
 
 
 def _key(logarithm: Tensor) -> Tensor:
