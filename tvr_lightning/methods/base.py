@@ -290,8 +290,8 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         values = {f"t2v_{name}": value for name, value in found.text_to_video.items()}
         values |= {f"v2t_{name}": value for name, value in found.video_to_text.items()} | {"SumR": found.sum_of_recalls}
         values |= {f"{SHORT[direction]}_normalization_error": each.error for direction, each in found.balance.items()}
-        exact = {"dtype": torch.float64, "device": self.device}
-        logged = {f"{stage}/{name}": torch.tensor(value, **exact) for name, value in values.items()}
+        logged = {f"{stage}/{name}": torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        logged = {name: value.to(self.device) for name, value in logged.items()}
         self.log_dict(logged, sync_dist=True, reduce_fx="max")  # equal on all devices
 
     def bank(self) -> Bank:
