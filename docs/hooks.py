@@ -35,4 +35,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{config.repo_url}/blob/HEAD/{target.relative_to(ROOT).as_posix()}{anchor}"
         return link[0]  # MkDocs reports it
 
-    return LINK.sub(rewritten, markdown)
+    return LINK.sub(rewritten, markdown).replace("URL_OF_THIS_REPOSITORY", str(config.repo_url))

@@ -3,6 +3,7 @@ const $ = (id) => document.getElementById(id);
 const OPTIONS = ["folder", "rerank", "normalize", "top"];
 const PAGE = 24;
 const GOOD = 0.9;
+const PARAMETERS = ["query", "like", "name", ...OPTIONS, "min_relevance", "video", "time"];
 /* The current query: an example as {id, name}, and the number of the latest request. */
 const state = { example: null, asked: 0, listed: 0, results: [] };
 
@@ -36,18 +37,21 @@ function searchAddress() {
   if (query) {
     values.set("rerank", $("rerank").value);
     values.set("normalize", $("normalize").value);
-    if ($("good").checked) values.set("min_relevance", String(GOOD));
+    if ($("good").checked) values.set("min_relevance", $("good").value);
   }
   return `/api/search?${values}`;
 }
 
-/* The address of the page holds the query, the options and the open video: it can be shared, kept and gone back to. */
+/* The address of the page holds the query, the options and the open video, under the names of the API. */
 function address() {
   const values = new URLSearchParams();
-  if ($("query").value.trim()) values.set("q", $("query").value.trim());
-  if (state.example) values.set("like", `${state.example.id}~${state.example.name}`);
+  if ($("query").value.trim()) values.set("query", $("query").value.trim());
+  if (state.example) {
+    values.set("like", state.example.id);
+    values.set("name", state.example.name);
+  }
   for (const name of OPTIONS) if ($(name).value && $(name).value !== $(name).initial) values.set(name, $(name).value);
-  if ($("good").checked) values.set("good", "1");
+  if ($("good").checked) values.set("min_relevance", $("good").value);
   return values;
 }
 
@@ -61,7 +65,7 @@ function rememberOpen(video, time = 0) {
   const values = address();
   if (video) {
     values.set("video", video);
-    values.set("t", time.toFixed(1));
+    values.set("time", time.toFixed(1));
   }
   history.replaceState(null, "", `/?${values}`.replace(/\?$/, ""));
 }
@@ -70,15 +74,26 @@ function rememberOpen(video, time = 0) {
 async function restore() {
   const values = new URLSearchParams(location.search);
   if ($("player").open) $("player").close();
-  $("query").value = values.get("q") ?? "";
+  $("query").value = values.get("query") ?? "";
   for (const name of OPTIONS) $(name).value = values.get(name) ?? $(name).initial;
-  $("good").checked = values.has("good");
-  const [id, ...name] = (values.get("like") ?? "").split("~");
-  state.example = id ? { id, name: name.join("~") } : null;
-  const video = values.get("video"), time = Number(values.get("t")) || 0;
+  $("good").checked = values.has("min_relevance");
+  $("good").value = values.get("min_relevance") ?? GOOD;
+  state.example = values.has("like") ? { id: values.get("like"), name: values.get("name") ?? values.get("like") } : null;
+  const video = values.get("video"), time = Number(values.get("time")) || 0;
   drawChip();
+  const unknown = [...values.keys()].find((name) => !PARAMETERS.includes(name));
+  if (unknown) return refuse(`The address has the unknown parameter ${unknown}. Its parameters are ${PARAMETERS.join(", ")}.`);
+  const wrong = OPTIONS.find((name) => values.has(name) && $(name).value !== values.get(name));
+  if (wrong) return refuse(`${wrong} is ${values.get(wrong)}, which cannot be selected. Remove it from the address.`);
   await (isAsked() ? ask() : showStart());
   if (video) await openAgain(video, time);
+}
+
+function refuse(reason) {
+  state.asked++;
+  $("answers").replaceChildren();
+  $("start").hidden = true;
+  say(reason, true);
 }
 
 async function openAgain(video, time) {
@@ -210,7 +225,7 @@ function drawCard(result, list) {
   find(".facts").hidden = !facts.length;
   find(".said").textContent = [...new Set(result.captions)].slice(0, 2).join(" · ");
   find(".said").hidden = !result.captions.length;
-  find(".play").addEventListener("click", () => play(result.start));
+  find(".play").addEventListener("click", () => play(begin(result)));
   find(".similar").setAttribute("aria-label", `More like this: ${result.path}`);
   find(".similar").addEventListener("click", () => askLike(result));
   find(".chart").hidden = !result.moments.length;
@@ -260,7 +275,7 @@ $("form").addEventListener("submit", (event) => {
   submit();
 });
 $("form").addEventListener("change", (event) => {
-  if (event.target.closest(".options, .facets")) submit();
+  if (event.target.closest(".options")) submit();
 });
 $("example").addEventListener("change", () => {
   const files = [...$("example").files];
@@ -293,6 +308,7 @@ document.addEventListener("paste", (event) => {
 });
 window.addEventListener("popstate", restore);
 setUpPlayer($("player"), askLike);
+document.querySelector("details").open = matchMedia("(min-width: 46rem)").matches;
 
 function option(value, text = value) {
   return new Option(text, value);

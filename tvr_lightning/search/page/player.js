@@ -28,6 +28,11 @@ function drawBars(strip, result) {
   }
 }
 
+/* Where a result starts to play: shortly before its best moment, with at least ten seconds to see. */
+function begin(result) {
+  return Math.max(0, Math.min(result.start - 2, result.duration - 10));
+}
+
 function seek(time) {
   const video = player.video;
   if (!video) return;
@@ -102,7 +107,7 @@ function closeVideo() {
 function step(by) {
   const place = player.place + by;
   const result = player.list[place];
-  if (result) openPlayer(player.list, place, result.start);
+  if (result) openPlayer(player.list, place, begin(result));
 }
 
 function sayCopied(text) {
