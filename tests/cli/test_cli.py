@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -281,7 +282,10 @@ def test_the_help_of_training_is_short_and_names_all_other_options(capsys):
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_the_help_of_a_command_describes_every_option(command, capsys):
     known = CommandParser(command).known
+    example = [word.partition("=")[0] for word in shlex.split(command.example) if word.startswith("--")]
     taken = {"--help", *(name for name in known if name.startswith("--"))}
+    sections = tuple(f"--{section}" for section in command.sections)
+    assert [option for option in example if option not in known and not option.startswith(sections)] == []
     assert main([*command.name.split(), "--help"]) == 0
     printed = capsys.readouterr().out
     options = printed.partition("options:")[2].partition("\n\n")[0]
@@ -297,10 +301,13 @@ def test_help_lists_commands_and_choices_and_keeps_an_ellipsis(capsys):
 
     listed = help_of()
     assert [command.name for command in COMMANDS if f" {command.name} " not in listed] == []
+    of_data = help_of("data")
+    assert "data stats" in of_data
+    assert "published" not in of_data
     assert "gaid, gare, tcmgc, tmass, ucofia, xclip, or xpool)" in help_of("convert")
     assert "xpool.pth, gare.bin, ... options:" in help_of("verify-released")
     download = help_of("data", "download")
-    assert download.count("msrvtt") == 1
+    assert download.count("msrvtt") == 2, "the choices and the example"
     assert "lsmdc" not in download
 
 

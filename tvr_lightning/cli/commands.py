@@ -21,6 +21,7 @@ from tvr_lightning.option_types import Range, in_words, parts_of
 
 RECIPE = ("model", "data", "trainer", "results", "checkpoints", "eval_memory", "seed_everything", "print_config")
 NAMES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", ""), str: ("TEXT", ""), bool: ("", "")}
+LAST = "runs/gare-msrvtt/version_0/checkpoints/last.ckpt"
 AGAIN = "rerun the command to resume"
 RESUME = "rerun the command with --checkpoints.resume=true to resume from the last checkpoint"
 
@@ -31,12 +32,16 @@ class Command:
 
     Attributes:
         run: Function whose signature and docstring define the options; its module imports no torch.
+        group: Heading in the list of commands.
+        example: Arguments of an example.
         sections: Sections of the recipe whose options can also be given; the function gets them as `overrides`.
         resume: Advice for resuming a long-running command after an interruption.
     """
 
     name: str
     run: Callable[..., int | None]
+    group: str
+    example: str
     sections: tuple[str, ...] = ()
     resume: str | None = None
 
@@ -59,11 +64,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, command: Command) -> None:
         sections = " and ".join(f"--{section}.*" for section in command.sections)
-        epilog = f"Options {sections} override those of the recipes, as for `tvr fit`." if sections else None
+        more = f"Options {sections} override those of the recipes, as for `tvr fit`.\n\n" if sections else ""
+        more = train.recipes_and_options() if command.sections == RECIPE else more
         super().__init__(
             prog=f"tvr {command.name}",
             description=inspect.getdoc(command.run),
-            epilog=train.recipes_and_examples() if command.sections == RECIPE else epilog,
+            epilog=f"{more}example:\n  tvr {command.name} {command.example}",
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
@@ -163,32 +169,34 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
     print(shtab.complete(whole, shell))
 
 
+TRAIN, DATA, SEARCH = "Train and test", "Datasets", "Features and search"
+TABLES, SHARE = "Tables and reports", "Share and extend"
 COMMANDS = (
-    Command("fit", train.fit, RECIPE, RESUME),
-    Command("validate", train.validate, RECIPE),
-    Command("test", train.run_test, RECIPE),
-    Command("predict", train.predict, RECIPE),
-    Command("evaluate", evaluate.evaluate, ("data", "normalization")),
-    Command("data synth", data.synth),
-    Command("data download", data.download, resume=AGAIN),
-    Command("data import", data.import_, resume=AGAIN),
-    Command("data check", data.check, ("data",)),
-    Command("data compress", data.compress, ("data",), AGAIN),
-    Command("data stats", data.stats, ("data",)),
-    Command("data show", data.show),
-    Command("extract", features.extract, ("model", "data"), AGAIN),
-    Command("caption", features.caption, ("data",), AGAIN),
-    Command("convert", train.convert),
-    Command("schema", train.schema),
-    Command("push", train.push),
-    Command("audit", train.audit, ("model", "data")),
-    Command("index", search.index),
-    Command("search", search.search),
-    Command("serve", search.serve),
-    Command("published", tables.published),
-    Command("reproduce", tables.reproduce, resume=AGAIN),
-    Command("report", tables.report),
-    Command("verify-released", tables.verify_released),
-    Command("profile", tables.profile, ("model", "data", "trainer")),
-    Command("completion", completion),
+    Command("fit", train.fit, TRAIN, "--config gare --config fixture", RECIPE, RESUME),
+    Command("validate", train.validate, TRAIN, f"--ckpt_path {LAST}", RECIPE),
+    Command("test", train.run_test, TRAIN, f"--ckpt_path {LAST}", RECIPE),
+    Command("predict", train.predict, TRAIN, f"--ckpt_path {LAST}", RECIPE),
+    Command("evaluate", evaluate.evaluate, TRAIN, "scores.npy --data MSRVTT", ("data", "normalization")),
+    Command("audit", train.audit, TRAIN, f"--ckpt_path {LAST}", ("model", "data")),
+    Command("data synth", data.synth, DATA, "msrvtt --videos 100"),
+    Command("data download", data.download, DATA, "msrvtt", resume=AGAIN),
+    Command("data import", data.import_, DATA, "msrvtt --from hub-msrvtt --root datasets", resume=AGAIN),
+    Command("data check", data.check, DATA, "--config data/msrvtt", ("data",)),
+    Command("data compress", data.compress, DATA, "--config data/msrvtt --out small", ("data",), AGAIN),
+    Command("data stats", data.stats, DATA, "--config data/msrvtt", ("data",)),
+    Command("data show", data.show, DATA, "video7010.mp4 --out page.png"),
+    Command("index", search.index, SEARCH, "~/Videos --out index --weights openai"),
+    Command("search", search.search, SEARCH, '"a dog catches a frisbee" --index index'),
+    Command("serve", search.serve, SEARCH, "--index index"),
+    Command("extract", features.extract, SEARCH, "--config gare --out features", ("model", "data"), AGAIN),
+    Command("caption", features.caption, SEARCH, "--config data/msrvtt", ("data",), AGAIN),
+    Command("published", tables.published, TABLES, "--paper gare --dataset MSR-VTT"),
+    Command("reproduce", tables.reproduce, TABLES, "gare-1 --fixture", resume=AGAIN),
+    Command("report", tables.report, TABLES, "runs"),
+    Command("profile", tables.profile, TABLES, "--config gare", ("model", "data", "trainer")),
+    Command("verify-released", tables.verify_released, TABLES, "checkpoints"),
+    Command("push", train.push, SHARE, f"{LAST} user/name"),
+    Command("convert", train.convert, SHARE, "xpool.pth xpool.ckpt"),
+    Command("schema", train.schema, SHARE, "> recipe.schema.json"),
+    Command("completion", completion, SHARE, "bash"),
 )

@@ -2,16 +2,26 @@
 
 import difflib
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 
 from tvr_lightning import __version__
-from tvr_lightning.cli.commands import COMMANDS, RECIPE, Command, CommandParser, parse
+from tvr_lightning.cli.commands import COMMANDS, DATA, RECIPE, Command, CommandParser, parse
 from tvr_lightning.config.check import check_before_parsing
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.runs.log import VERBOSE, is_verbose
+
+FIRST_STEPS = """
+Text-video retrieval papers, reproduced with PyTorch Lightning.
+
+First steps:
+  tvr index ~/Videos --weights openai                # search your own videos,
+  tvr serve                                          # in the browser
+  tvr data synth msrvtt                              # train without a dataset:
+  tvr fit --config gare --config fixture             # on synthetic videos"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -90,13 +100,17 @@ def list_commands(words: Sequence[str]) -> int:
         near = difflib.get_close_matches(asked, names, n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise UserError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
-    about = "Text-video retrieval papers, reproduced with PyTorch Lightning."
-    print("usage: tvr COMMAND [options]", about, "commands:", sep="\n\n")
-    print(*(f"  {command.name:<16} {command.summary}" for command in COMMANDS), sep="\n")
+    only_data = words[:1] == ["data"]
+    print("usage: tvr data COMMAND [options]" if only_data else f"usage: tvr COMMAND [options]\n{FIRST_STEPS}")
+    for group, commands in itertools.groupby(COMMANDS, lambda command: command.group):
+        if group == DATA or not only_data:
+            print(f"\n{group}:", *(f"  {command.name:<16} {command.summary}" for command in commands), sep="\n")
+    if only_data:
+        return 0
     print(
-        "\nEach command has its own --help. fit, validate, test, and predict take --config RECIPE: a file, or the\n"
-        "name of one of this project's recipes. Repeat --config to combine recipes; later ones override earlier ones.\n"
-        "-v also shows tracebacks and the messages of other libraries; --version shows the version."
+        "\nEach command has its own --help with an example. fit, validate, test, and predict take --config RECIPE:\n"
+        "a file, or the name of one of this project's recipes. Repeat --config to combine recipes; the last one wins.\n"
+        "-v also shows tracebacks and messages of other libraries; --version shows the version."
     )
     return 0
 

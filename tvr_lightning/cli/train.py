@@ -28,9 +28,6 @@ common options of recipes:
   --checkpoints.resume true        resume the newest run of this method and dataset, or start one
   --results.directory FOLDER       parent folder of the results; by default runs, or the checkpoint's run
 
-examples:
-  tvr fit --config gare --config fixture
-  tvr test --ckpt_path runs/gare-msrvtt/version_0/checkpoints/last.ckpt
 """
 
 
@@ -86,8 +83,8 @@ def fit(
     print(measure(Recipe.parse(config, overrides)).text)
 
 
-def recipes_and_examples() -> str:
-    """Return the end of the help of fit, validate, test, and predict: recipes, common options, and examples."""
+def recipes_and_options() -> str:
+    """Return the end of the help of fit, validate, test, and predict: recipes and common options."""
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
     groups = {"methods": [name for name in names if "-" not in name and name not in OVERLAYS], "overlays": OVERLAYS}
     for folder in ("data", "backbone", "tuning", "hardware", "variants"):

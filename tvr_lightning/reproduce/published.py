@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -132,14 +133,16 @@ def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv"
     frame = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all")
     shared = [name for name in COLUMNS if name in frame and frame[name].nunique(dropna=False) == 1]
     title = [f"{len(rows)} published rows", *(f"{name} {frame[name].iloc[0]}" for name in shared)]
-    table = Table(title=escape(", ".join(title)))
+    table = Table(title=escape(", ".join(title)), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     own = frame.drop(columns=shared).fillna("-")
     numeric: dict[str, Any] = {"justify": "right", "no_wrap": True, "min_width": 5}
     for name in map(str, own):
-        table.add_column(name, **numeric if name in (*PRINTED, "ms") else {"overflow": "fold"})
+        words = [word for text in (name, *own[name]) for word in text.split()]
+        table.add_column(name, **numeric if name in (*PRINTED, "ms") else {"min_width": max(map(len, words))})
     for line in own.to_numpy().tolist():
         table.add_row(*map(escape, line))
     console = Console()
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).minimum)
     console.print(table)
     for note, number in notes.items():
         console.print(escape(f"[{number}] {note}"), highlight=False)

@@ -275,7 +275,7 @@ $("form").addEventListener("submit", (event) => {
   submit();
 });
 $("form").addEventListener("change", (event) => {
-  if (event.target.closest(".options")) submit();
+  if (event.target.closest(".options") && event.target !== $("example")) submit();
 });
 $("example").addEventListener("change", () => {
   const files = [...$("example").files];
