@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -227,7 +228,7 @@ def environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "packages": {name: installed.get(name) for name in PACKAGES},
         "git": git_state(Path(__file__)),

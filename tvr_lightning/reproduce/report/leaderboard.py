@@ -33,7 +33,8 @@ def leaderboards(
             published.update({str(key): value for key, value in printed.items() if key not in published})
     for run in runs if not views else ():
         encoder = run.results["config"].get("model", {}).get("init_args", {}).get("encoder") or {}
-        words = {"method": f"{run.results['method']}, {run.title}", "data": "", "table": ""}
+        method = run.results["method"] if run.external else f"{run.results['method']}, {run.title}"
+        words = {"method": method, "data": "", "table": ""}
         words["backbone"] = encoder.get("init_args", {}).get("architecture")
         found[run.key] = words, {}, [run]
     mixed = len({is_synthetic(run) for run in runs}) > 1
