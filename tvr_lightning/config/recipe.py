@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Union, get_args
 
 import jsonargparse
 import torch
@@ -47,6 +48,7 @@ datasets.import_all()
 # A LightningModule is a RetrievalModule, or VideoQuestionAnswering.
 CLASSES = {"model": LightningModule, "data": TextVideoDataModule}
 register_type(torch.device, deserializer=torch.device)  # default of a callback's option
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, option: dumper.represent_data(option.value))  # another one
 MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 
@@ -90,6 +92,11 @@ def recipe_parser() -> ArgumentParser:
     seed = "seed of the run; true for a random one, false for none"
     parser.add_argument("--seed_everything", type=bool | int, default=0, help=seed)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
+    # typing caches Lightning's Union[int, float] in either order, but 1 is one batch, and 1.0 are all of them.
+    for action in parser._actions:
+        kinds = get_args(getattr(action, "_typehint", None))
+        if int in kinds and float in kinds:
+            action._typehint = Union[int, *(kind for kind in kinds if kind is not int)]  # type: ignore[attr-defined]
     parser.set_defaults({"trainer.use_distributed_sampler": False, "trainer.num_sanity_val_steps": 0})
     for section, kind in CLASSES.items():
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)

@@ -98,7 +98,7 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         extra_captions: Annotated[str | None, Role.DATASET, Role.FILE] = None,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters()
+        self.save_hyperparameters(logger=False)
         self.root = root
         self.split = split
         self.batch_size = batch_size
@@ -147,6 +147,8 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
     @override
     def train_dataloader(self) -> DataLoader[PairBatch]:
         sharing = self._sharing()
+        # Lightning overfits the same batches in every epoch.
+        reshuffle = self.reshuffle and not getattr(self.trainer, "overfit_batches", 0)
         split, captions = self.load_split("train"), None
         if self.extra_captions is not None:
             captions = read_captions(find_captions(self.extra_captions, self.folder))
@@ -161,7 +163,7 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
             tokenize=self.needs.tokenize,
         )
         sampler = TrainingSampler(
-            len(dataset), self.batch_size, seed=self.seed, drop_last=self.drop_last, reshuffle=self.reshuffle, **sharing
+            len(dataset), self.batch_size, seed=self.seed, drop_last=self.drop_last, reshuffle=reshuffle, **sharing
         )
         sampler.set_epoch(self.trainer.current_epoch if self.trainer else 0)
         batch_size = self.batch_size // sharing["replicas"]

@@ -12,6 +12,8 @@ from tvr_lightning.errors import UserError
 class GroundTruth:
     """Text-video pairs of an evaluation split, which only the evaluator sees.
 
+    Own loaders pass it to `Trainer.validate` and `Trainer.test` as the attribute `ground_truth` of a dataset.
+
     `video_of_text` (N,) int64 is the index of the video that each text describes. `videos` is their number M; those
     without a text are distractors. `warnings` are those of every result, and `where` names the split in messages.
     """

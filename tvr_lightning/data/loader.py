@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import override
 
@@ -15,14 +15,15 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.media.workers import batches_of, worker_context
 
 
-class TrainingSampler(DistributedSampler[tuple[int, int]]):
+class TrainingSampler(DistributedSampler[tuple[int, int]], SequentialSampler):  # type: ignore[misc]
     """Sampler that shuffles the training samples and divides each global batch among the processes.
 
     It yields (epoch, sample) pairs, so that persistent workers know the epoch. The order depends only on seed and
     epoch: global batch k contains the same samples for any number of processes. As in torch's DistributedSampler,
     the first samples of the order are repeated at its end until their number is divisible by R. Process r (`rank`) of
     R (`replicas`) takes samples r, r + R, ... of every global batch of `batch_size`. Without `reshuffle`, all epochs
-    have the order of epoch 0. The class extends DistributedSampler so that Lightning does not replace it.
+    have the order of epoch 0. The base classes are those that Lightning does not replace: SequentialSampler with
+    `trainer.overfit_batches`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class TrainingSampler(DistributedSampler[tuple[int, int]]):
         self.epoch, self.consumed = state["epoch"], state["consumed"]
 
 
-class EvaluationSampler(DistributedSampler[int]):
+class EvaluationSampler(DistributedSampler[int], SequentialSampler):  # type: ignore[misc]
     """Sampler that distributes items 0 .. n-1 over the processes and repeats the first ones for equal shares.
 
     A process that runs out of batches early would leave the others waiting in collective operations. Repeated items

@@ -130,6 +130,11 @@ def encode_split(
 def encode_bank(method: Method, trainer: Trainer, skipped: set[str]) -> Bank:
     """Encode at most `evaluation.bank_size` training texts and videos each; unreadable files are added to `skipped`."""
     config, data = method.evaluation_config, trainer.datamodule  # type: ignore[attr-defined]
+    if not hasattr(data, "evaluation_dataloaders"):
+        raise UserError(
+            f"evaluation.normalization: {type(config.normalization).__name__} needs the training split, which only the "
+            "data modules of this project have. Choose another one, or null."
+        )
     loaders = bank_loaders(data.evaluation_dataloaders("train"), config.bank_size, config.seed)
     context = trainer.precision_plugin.forward_context
     texts, videos = encode_split(method, loaders, compact=True, context=context, skipped=skipped)

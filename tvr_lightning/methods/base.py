@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.encoders.tuning import FineTuning, Tuning
 from tvr_lightning.errors import UserError
@@ -24,6 +26,7 @@ from tvr_lightning.evaluation.restricted_trainer import RestrictedModule
 from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods.contrast import ContrastiveLearning
+from tvr_lightning.metrics import direction_metrics
 from tvr_lightning.option_types import Role
 from tvr_lightning.training.distributed import Gather, gather_record, rank, world_size
 from tvr_lightning.training.gradient_cache import encode_in_chunks
@@ -95,10 +98,16 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         # Weights trained with a sigmoid loss, which have a bias, may exceed CLIP's bound on the scale.
         bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
         self.temperature = Temperature(scale, **bound)
+        config = self.evaluation_config
+        names = [metric.name for metric in (*direction_metrics(config.recall), *config.metrics)]
+        names += ["normalization_error"] if config.balance else []
+        self.logged_metrics = [*(f"{short}_{name}" for short in SHORT.values() for name in names), "SumR"]
+        self.resizes_buffers = self.contrast.remembers
         self.evaluation: Evaluation | None = None
         self.predictions: tuple[Tensor, Tensor, Tensor] | None = None  # texts (N,), best scores and videos (N, k)
         self._pairs: list[PairedFeatures] = []
         self.encoded = Collection()
+        self._loss_alone = False
 
     @property
     @override
@@ -220,14 +229,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
         """Encode and gather the pairs, log every loss term, and return their sum, a scalar."""
         self.encoded.skipped.update(batch.video.skipped)
-        chunk = self.optimizer_config.gradient_cache
-        encoded = encode_in_chunks(self.pair_features, batch, chunk) if chunk else self.pair_features(batch)
-        pairs = gather_record(encoded, self.gather)
-        with torch.autocast(self.device.type, enabled=False):
-            if self.gather == "local" and world_size() > 1:
-                terms = self.local_losses(encoded.float(), pairs.float())
-            else:
-                terms = self.contrast.terms(self.losses, pairs.float())
+        pairs, terms = self._loss_terms(batch)
         loss = self.total_loss(terms, batch)
         if self.reads_pairs:
             self._pairs.append(pairs.detach())
@@ -240,6 +242,16 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         if every and (self.global_step + 1) % every == 0:
             self.log_dict({f"train/{name}": value for name, value in self.diagnostics(pairs.float()).items()})
         return loss
+
+    def _loss_terms(self, batch: PairBatch) -> tuple[PairedFeatures, dict[str, Tensor]]:
+        """Encode and gather the pairs, and return them with the terms of their loss."""
+        chunk = self.optimizer_config.gradient_cache if self.training else None
+        encoded = encode_in_chunks(self.pair_features, batch, chunk) if chunk else self.pair_features(batch)
+        pairs = gather_record(encoded, self.gather)
+        with torch.autocast(self.device.type, enabled=False):
+            if self.gather == "local" and world_size() > 1:
+                return pairs, self.local_losses(encoded.float(), pairs.float())
+            return pairs, self.contrast.terms(self.losses, pairs.float())
 
     @override
     def optimizer_step(
@@ -258,7 +270,17 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     # Evaluation: Lightning hooks that call tvr_lightning/evaluation/loop.py
 
     @override
-    def validation_step(self, batch: TextBatch | VideoBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(
+        self, batch: TextBatch | VideoBatch | PairBatch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if isinstance(batch, PairBatch):  # of a loader that is not of this project
+            if not self._loss_alone:
+                rank_zero_info("Only the loss is validated, because a loader of pairs has no ground truth to rank by.")
+            self._loss_alone = True
+            loss = torch.stack([*self._loss_terms(batch)[1].values()]).sum()
+            name = "test/loss" if self.trainer.testing else "val/loss"
+            self.log(name, loss, prog_bar=True, sync_dist=world_size() > 1, batch_size=len(batch.text))
+            return
         # Words that no score uses would take most of the memory. Frames are kept whole for a first stage.
         self.encoded.add(self, batch, compact=isinstance(batch, TextBatch) and self.compacts_texts())
 
@@ -274,18 +296,34 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
     @override
     def on_validation_epoch_start(self) -> None:
         self.encoded.clear()
+        self._loss_alone = False
 
     on_test_epoch_start = on_validation_epoch_start
     on_predict_epoch_start = on_validation_epoch_start
 
     def on_predict_epoch_end(self) -> None:
         """Store the best videos of every text: text index (N,), scores (N, k), video index (N, k)."""
-        truth = self.trainer.datamodule.ground_truth("test")  # type: ignore[attr-defined]
-        self.predictions = predict(self, self.encoded.join(self.device), truth)
+        self.predictions = predict(self, self.encoded.join(self.device), self._ground_truth("test"))
+
+    def _ground_truth(self, stage: Literal["val", "test"]) -> GroundTruth:
+        """Return the ground truth of the data module, or of a dataset of the current loaders."""
+        trainer: Any = self.trainer
+        if hasattr(trainer.datamodule, "ground_truth"):
+            return trainer.datamodule.ground_truth(stage)
+        loaders = trainer.val_dataloaders if stage == "val" else trainer.test_dataloaders or trainer.predict_dataloaders
+        for loader in loaders if isinstance(loaders, list) else [loaders]:
+            if isinstance(truth := getattr(getattr(loader, "dataset", None), "ground_truth", None), GroundTruth):
+                return truth
+        raise UserError(
+            "The loaders of texts and videos have no ground truth. Set the attribute ground_truth of one of their "
+            "datasets to a GroundTruth, or validate only the loss with a loader of PairBatch."
+        )
 
     def _evaluate(self, stage: Literal["val", "test"]) -> None:
+        if self._loss_alone:
+            return
         split = self.encoded.join(self.device)
-        truth = self.trainer.datamodule.ground_truth(stage)  # type: ignore[attr-defined]
+        truth = self._ground_truth(stage)
         found = self.evaluation = evaluate(self, split, truth, self.trainer.sanity_checking)
         values = {f"t2v_{name}": value for name, value in found.text_to_video.items()}
         values |= {f"v2t_{name}": value for name, value in found.video_to_text.items()} | {"SumR": found.sum_of_recalls}

@@ -163,6 +163,7 @@ class VideoQuestionAnswering(RecipeModule):
     """
 
     monitor = "val/accuracy"
+    logged_metrics = ("accuracy", "answerable", "majority")
     trains_all_parameters = False
 
     def __init__(
@@ -363,7 +364,7 @@ class VideoQuestionAnswering(RecipeModule):
         kinds = [question.kind for question in asked]
         self.evaluation = evaluate_answers(given.tolist(), right.tolist(), kinds, len(self._asked), unread)
         # Equal on all devices, of which the maximum is exact.
-        for name in ("accuracy", "answerable", "majority"):
+        for name in self.logged_metrics:
             self.log(f"{stage}/{name}", getattr(self.evaluation, name), sync_dist=True, reduce_fx="max")
 
     @override

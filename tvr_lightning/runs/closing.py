@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from tvr_lightning.evaluation.results import (
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.runs.resume import AVERAGING
+from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
 
 if TYPE_CHECKING:
@@ -138,12 +139,22 @@ def write_best_videos(run: Run) -> None:
     Console().print(f"Wrote {path}", highlight=False, soft_wrap=True)
 
 
+def log_final_metrics(run: Run) -> None:
+    """Log the last metrics with the hyperparameters for TensorBoard's table; W&B's summary contains them already."""
+    metrics = {name: float(value) for name, value in run.final_metrics.items()}
+    for logger in run.trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams(run.model.hyperparameters(), metrics, run.trainer.global_step)
+            logger.save()
+
+
 def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> None:
     """Print the results table, and write results, ranks, and the page of a run.
 
     `checkpoint` is the file of the evaluated weights, and `saved` its contents, if known.
     """
     model, data, evaluation = run.model, run.datamodule, run.model.evaluation
+    log_final_metrics(run)
     if evaluation is None:
         return
     skipped = model.encoded.skipped_anywhere()  # synchronizes all processes

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging
 from lightning_utilities.core.apply_func import apply_to_collection
 from typing_extensions import override
 
@@ -28,8 +28,6 @@ from tvr_lightning.training.loss_check import LossCheck
 
 RUNNING, LAST = "running.ckpt", "last.ckpt"
 """Checkpoints that a run writes within an epoch or when it is interrupted, and at the end of every epoch."""
-AVERAGING = (StochasticWeightAveraging, WeightAveraging)
-"""Callbacks that replace the weights of the last step by an average."""
 
 
 class RunInterruptedError(UserError):

@@ -10,8 +10,11 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich import get_console
@@ -29,6 +32,7 @@ from tvr_lightning.runs import closing, resume
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
 from tvr_lightning.runs.log import is_verbose, tee_log
 from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar
+from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.options import changed_options
 
@@ -47,6 +51,7 @@ class Run:
 
     folder: Path | None = None
     _resume_from: Path | None = None
+    final_metrics: dict[str, Any]
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Run:
     ) -> None:
         self.command, self.recipe, self.config = command, recipe, recipe.config
         self.ckpt_path, self.words = ckpt_path, words
+        self.final_metrics = {}
         if command == "fit" and ckpt_path and self.config.checkpoints.resume:
             raise UserError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
         if recipe.changes:
@@ -75,6 +81,7 @@ class Run:
         self.datamodule = built.data
         self._trainer_options = vars(built.trainer)
         self.checkpoint_io = resume.AtomicCheckpointIO()
+        self._check_trainer_options()
         self.trainer = self.build_trainer(callbacks=callbacks)
         if command == "fit":
             closing.check_selection(self.config.results.select_on, self.datamodule, self.trainer)
@@ -90,7 +97,7 @@ class Run:
         options = dict(self._trainer_options)
         callbacks = [*_listed(options["callbacks"]), *callbacks, LeakageAudit()]
         terminal = get_console().is_terminal
-        if options["enable_progress_bar"] is not False:
+        if options["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             options["enable_progress_bar"] = terminal
             callbacks.append(RunProgressBar() if terminal else ProgressReport())
         options["enable_model_summary"] = options["enable_model_summary"] is not False and is_verbose()
@@ -111,7 +118,32 @@ class Run:
                 ]
         logger = False if options["logger"] is True else options["logger"] or False
         with explained():
-            return RunTrainer(**options | {"callbacks": callbacks, "logger": logger})
+            trainer = RunTrainer(**options | {"callbacks": callbacks, "logger": logger})
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            raise UserError(
+                f"trainer.strategy {options['strategy']} starts processes that end with the training, so that nothing "
+                "could be tested. Use ddp."
+            )
+        if options["sync_batchnorm"] and isinstance(trainer.strategy, ModelParallelStrategy):
+            raise UserError("trainer.sync_batchnorm has no effect under ModelParallelStrategy. Remove it, or use ddp.")
+        return trainer
+
+    def _check_trainer_options(self) -> None:
+        """Refuse what Lightning would refuse only because of this project's own settings, or what has no effect."""
+        options = self._trainer_options
+        if options["barebones"]:
+            raise UserError(
+                "trainer.barebones disables the checkpoints and logs of a run. To measure raw speed, use "
+                "Trainer(barebones=True).fit(model, data) in Python."
+            )
+        if options["default_root_dir"] is not None:
+            raise UserError("trainer.default_root_dir has no effect on a run. Set --results.directory=FOLDER instead.")
+        for plugin in _listed(options["plugins"]):
+            if isinstance(plugin, CheckpointIO):
+                raise UserError(
+                    f"trainer.plugins: {type(plugin).__name__} would replace the writer of the run, which writes files "
+                    "atomically, and running.ckpt in the background. Remove it."
+                )
 
     def start(self) -> None:
         """Execute the run, and print and write its results; a signal raises RunInterruptedError."""
@@ -138,7 +170,6 @@ class Run:
     def _print_description(self) -> None:
         """Print one line with the method, device, precision, data, weights, and folder of the run."""
         trainer, model = self.trainer, self.model
-        folder = trainer.log_dir  # synchronizes with all processes
         if not trainer.is_global_zero:
             return
         device = trainer.strategy.root_device
@@ -150,7 +181,7 @@ class Run:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
         fitted = f"{trained:.2f} M trained and {size - trained:.2f} M frozen"
         parts = fitted if self.command == "fit" else f"{size:.2f} M"
-        where = f"; writes to {folder}" if folder else ""
+        where = f"; writes to {trainer.run_folder}" if trainer.run_folder else ""
         line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
         print(f"{line}; {parts} parameters, {weights}{where}", flush=True)
 
@@ -161,10 +192,12 @@ class Run:
             read_checkpoint(Path(start))
         # Checkpoints contain only tensors and plain values; loading runs no code.
         trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
+        self.final_metrics |= trainer.callback_metrics
         checkpoint, saved = closing.selected_checkpoint(self.config.results.select_on, trainer)
         if checkpoint:  # when it is loaded, these callbacks would restore the weights of the last step
-            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, resume.AVERAGING)]
+            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, AVERAGING)]
         trainer.test(self.model, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+        self.final_metrics |= trainer.callback_metrics
         closing.close(self, checkpoint, saved)
 
     def _evaluate(self) -> None:
@@ -176,6 +209,7 @@ class Run:
         table = {} if self.command == "predict" else {"verbose": is_verbose()}
         evaluate = getattr(self.trainer, self.command)
         evaluate(self.model, datamodule=self.datamodule, ckpt_path=self.ckpt_path, weights_only=True, **table)
+        self.final_metrics |= self.trainer.callback_metrics
         if self.command == "predict":
             closing.write_best_videos(self)
         else:

@@ -3,14 +3,14 @@
 import inspect
 import math
 from argparse import ArgumentError
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -27,10 +27,17 @@ from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.option_types import Role, hints_of, parts_of
+from tvr_lightning.training.callback_checks import check_callbacks, check_monitors
 from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, read_checkpoint
 from tvr_lightning.training.loss_check import LossCheck, check_weights
-from tvr_lightning.training.optim import OptimizerConfig, build_optimizer, check_optimizer_options
-from tvr_lightning.training.options import other_options, plain_options
+from tvr_lightning.training.optim import (
+    OptimizerConfig,
+    Schedule,
+    build_optimizer,
+    check_optimizer_options,
+    parameter_groups,
+)
+from tvr_lightning.training.options import flat_options, other_options, plain_options
 from tvr_lightning.training.sharding import is_sharded, shard
 
 
@@ -48,7 +55,7 @@ def record_options(built: LightningModule | LightningDataModule, options: dict[s
     # The instantiator lets load_from_checkpoint build classes from these options, as for a recipe.
     options["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
     built.hparams.clear()
-    built.save_hyperparameters(options, logger=isinstance(built, LightningDataModule))
+    built.save_hyperparameters(options, logger=False)  # the loggers get those of both without nesting
 
 
 class RecipeModule(LightningModule):
@@ -66,6 +73,8 @@ class RecipeModule(LightningModule):
     frames: int
     monitor = "val/t2v_R@1"  # metric that selects the best checkpoint
     whole_checkpoints = False  # whether checkpoints contain frozen weights that are also in an encoder's file or tag
+    logged_metrics: Sequence[str] = ()  # names of the metrics of an evaluation, without their stage
+    resizes_buffers = False  # whether buffers change their size during training
     trains_all_parameters = True  # whether every trainable parameter gets a gradient in every step, as DDP requires
 
     def __init__(self, optimizer: Annotated[OptimizerConfig | None, Role.TRAINING] = None) -> None:
@@ -100,6 +109,40 @@ class RecipeModule(LightningModule):
         """Return the name used in tables and folder names."""
         return type(self).__name__
 
+    @property
+    def lr(self) -> float:
+        """Peak learning rate of all parameters that are not pretrained, which Lightning's tuner finds and sets."""
+        return self.optimizer_config.lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        self.optimizer_config = replace(self.optimizer_config, lr=float(rate))
+        self.hparams["optimizer"] = plain_options(self.optimizer_config)
+        for running in self._trainer.lr_scheduler_configs if self._trainer else ():
+            if isinstance(running.scheduler, Schedule):
+                running.scheduler.base_lrs = [group["lr"] for group in parameter_groups(self, self.optimizer_config)]
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the options of model, optimizer, and data for loggers, by their names in recipes."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        options: dict[str, Any] = {}
+        for section, part in {"model": self, "data": data}.items():
+            if isinstance(part, RecipeModule | TextVideoDataModule):
+                given = {name: value for name, value in part.hparams.items() if not name.startswith("_")}
+                given |= {"optimizer": plain_options(self.optimizer_config)} if part is self else {}
+                found = {"class_path": f"{type(part).__module__}.{type(part).__qualname__}", "init_args": given}
+                options |= flat_options(section, found)
+        return options
+
+    @override
+    def configure_callbacks(self) -> list[Callback]:
+        # The first hook of all; later ones are called after those of the callbacks.
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_callbacks(self.trainer, self.resizes_buffers)
+            validated = [f"val/{name}" for name in self.logged_metrics]
+            check_monitors(self.trainer, self, validated if self.trainer.enable_validation else ())
+        return []
+
     @override
     def setup(self, stage: str) -> None:
         check_precision(str(self.trainer.precision))
@@ -133,7 +176,13 @@ class RecipeModule(LightningModule):
             raise UserError(f"{type(data).__name__} reads other frames than {self.title} needs. Pass it {options}.")
 
     # These hooks follow the loading of a checkpoint.
-    on_fit_start = on_test_start = on_predict_start = check_inputs
+    on_test_start = on_predict_start = check_inputs
+
+    @override
+    def on_fit_start(self) -> None:
+        self.check_inputs()
+        for logger in self.trainer.loggers:
+            logger.log_hyperparams(self.hyperparameters())
 
     @override
     def on_validation_start(self) -> None:

@@ -155,7 +155,17 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
 
 
 class Schedule(LambdaLR):
-    """Schedule whose learning rates always follow from the options, also if a checkpoint has other ones."""
+    """Schedule whose learning rates always follow from the options, also if a checkpoint has other ones.
+
+    The learning rate of a group that a callback adds during training is its peak.
+    """
+
+    @override
+    def get_lr(self) -> list[float | Tensor]:
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:
+            self.base_lrs.append(group["lr"])
+            self.lr_lambdas.append(self.lr_lambdas[0])
+        return super().get_lr()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

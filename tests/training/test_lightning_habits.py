@@ -1,0 +1,334 @@
+"""What Lightning's documentation promises works, or is refused in one sentence before the first step.
+
+Every test is a row of the table in docs/lightning.md.
+"""
+
+import csv
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning, LearningRateFinder
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.tuner import Tuner
+from small_run import small_run
+from torch.utils.data import DataLoader, Dataset
+
+from tvr_lightning.cli import main
+from tvr_lightning.data.batch import TextBatch, VideoBatch
+from tvr_lightning.data.ground_truth import GroundTruth
+from tvr_lightning.errors import UserError
+from tvr_lightning.testing.small import random_pairs, small
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
+FSDP2 = (
+    "--trainer.strategy={class_path: lightning.pytorch.strategies.ModelParallelStrategy, "
+    "init_args: {save_distributed_checkpoint: false}}"
+)
+EMA = "--trainer.callbacks+=EMAWeightAveraging"
+
+
+class UnfreezeLater(BaseFinetuning):
+    """Callback that trains the encoder from the second epoch on, with a learning rate of its own."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.encoder)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.encoder, optimizer, lr=2e-5)
+
+
+class Stop(Callback):
+    """Callback of a user that may log anything, so that its metrics are not checked in advance."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        pl_module.log("mine", 1.0)
+
+
+def fit(root, runs, *options):
+    """Return the exit status of a run of six steps."""
+    return main(["fit", *small_run(root, runs, "--model.init_args.evaluation.audit=0", *options)])
+
+
+def only_run(runs):
+    (run,) = runs.glob("*/version_0")
+    return run
+
+
+REFUSED = {
+    "ddp_spawn": (["--trainer.strategy=ddp_spawn", "--trainer.devices=2"], "processes that end with the training"),
+    "NCL with EMA": (["--model.init_args.contrast=NCL", EMA], "cannot average the queues of NCL"),
+    "EMA with SWA": (
+        [EMA, "--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"],
+        "EMAWeightAveraging and StochasticWeightAveraging both average",
+    ),
+    "EMA with FSDP2": ([EMA, FSDP2, "--trainer.devices=1"], "shards"),
+    "sync_batchnorm with FSDP2": (
+        ["--trainer.sync_batchnorm=true", FSDP2, "--trainer.devices=1"],
+        "no effect under ModelParallelStrategy",
+    ),
+    "BackboneFinetuning": (["--trainer.callbacks+=BackboneFinetuning"], "derive a callback from BaseFinetuning"),
+    "EarlyStopping": (
+        ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/R1"],
+        "EarlyStopping monitors val/R1, which this run does not log. Available: val/SumR",
+    ),
+    "ModelCheckpoint": (
+        ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val_loss"],
+        "ModelCheckpoint monitors val_loss",
+    ),
+    "EarlyStopping without validation": (
+        [
+            "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/t2v_R@1",
+            "--trainer.limit_val_batches=0",
+        ],
+        "Available: no metrics, train/loss",
+    ),
+    "default_root_dir": (["--trainer.default_root_dir=root"], "--results.directory=FOLDER"),
+    "barebones": (["--trainer.barebones=true"], "Trainer(barebones=True)"),
+    "AsyncCheckpointIO": (["--trainer.plugins+=AsyncCheckpointIO"], "AsyncCheckpointIO would replace the writer"),
+    "two progress bars": (
+        [
+            "--trainer.callbacks+=RichProgressBar", "--trainer.callbacks+=TQDMProgressBar",
+            "--trainer.enable_progress_bar=true",
+        ],
+        "multiple progress bar",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_is_refused_in_a_sentence_before_the_first_step(row, msrvtt, tmp_path, capsys):
+    options, sentence = REFUSED[row]
+    assert fit(msrvtt, tmp_path / "runs", *options) == 2
+    refusal = capsys.readouterr().err.strip().splitlines()[-1]
+    assert refusal.startswith("tvr: ")
+    assert sentence in refusal
+    assert not list(tmp_path.glob("runs/*/*"))  # no step was taken
+
+
+def test_overfit_batches_repeats_the_batches(msrvtt, tmp_path):
+    seen = []
+
+    class Seen(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(batch.video.video_id)
+
+    model, data = small(RECIPE, root=str(msrvtt))
+    trainer(tmp_path, overfit_batches=1, max_epochs=3, callbacks=[Seen()]).fit(model, datamodule=data)
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_callbacks_and_profilers_report_in_a_run(msrvtt, tmp_path):
+    options = [
+        "--trainer.callbacks+=Timer", "--trainer.callbacks.duration={microseconds: 1}", "--trainer.profiler=simple",
+        "--trainer.callbacks+=TQDMProgressBar", "--trainer.enable_progress_bar=true",
+    ]  # fmt: skip
+    assert fit(msrvtt, tmp_path, *options) == 0
+    log = (only_run(tmp_path) / "log.txt").read_text()
+    assert "FIT Profiler Report" in log
+    assert "Time limit reached" in log
+    saved = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
+    assert saved["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"
+
+
+def test_a_limited_gallery_is_marked_and_a_fast_run_writes_nothing(msrvtt, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    limit = ["--data.init_args.eval_batch_size=2", "--trainer.limit_test_batches=1"]
+    assert fit(msrvtt, Path("runs"), *limit, "--trainer.max_epochs=1") == 0
+    assert "PARTIAL" in capsys.readouterr().out
+    assert fit(msrvtt, Path("fast"), "--trainer.fast_dev_run=true") == 0
+    assert "writes to" not in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_an_encoder_that_a_callback_unfreezes_later_follows_the_schedule(msrvtt, tmp_path):
+    options = [f"--trainer.callbacks+={__name__}.UnfreezeLater", "--trainer.max_epochs=3"]
+    assert fit(msrvtt, tmp_path, *options, "--model.init_args.optimizer.schedule=constant") == 0
+    checkpoint = torch.load(only_run(tmp_path) / "checkpoints" / "last.ckpt", weights_only=True)
+    groups = checkpoint["optimizer_states"][0]["param_groups"]
+    assert groups[-1]["lr"] == pytest.approx(2e-5)
+    assert any(name.startswith("encoder.") for name in groups[-1]["params"])
+
+
+def test_metrics_of_own_callbacks_may_be_monitored(msrvtt, tmp_path):
+    options = [f"--trainer.callbacks+={__name__}.Stop", "--trainer.callbacks+=EarlyStopping"]
+    assert fit(msrvtt, tmp_path, *options, "--trainer.callbacks.monitor=mine", "--trainer.max_epochs=1") == 0
+
+
+def test_tensorboard_gets_hyperparameters_and_final_metrics_once(msrvtt, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    assert fit(msrvtt, tmp_path, "--trainer.max_epochs=1") == 0
+    run = only_run(tmp_path)
+    content = EventAccumulator(str(run)).Reload()
+    hparams = {
+        tag: plugin_data_pb2.HParamsPluginData.FromString(data)
+        for tag, data in content.summary_metadata_plugins("hparams").items()
+    } if hasattr(content, "summary_metadata_plugins") else {
+        tag: plugin_data_pb2.HParamsPluginData.FromString(data)
+        for tag, data in content.PluginTagToContent("hparams").items()
+    }  # fmt: skip
+    start = hparams["_hparams_/session_start_info"].session_start_info.hparams
+    assert start["model.init_args.optimizer.lr"].number_value == 1e-3
+    assert start["model.class_path"].string_value == "CLIP4Clip"
+    assert start["data.init_args.batch_size"].number_value == 4
+    metrics = {info.name.tag for info in hparams["_hparams_/experiment"].experiment.metric_infos}
+    assert {"test/t2v_R@1", "train/loss"} <= metrics
+    with (run / "metrics.csv").open() as file:
+        logged = [row["test/t2v_R@1"] for row in csv.DictReader(file) if row["test/t2v_R@1"]]
+    assert content.Scalars("test/t2v_R@1")[-1].value == pytest.approx(float(logged[-1]))
+    saved = yaml.safe_load((run / "hparams.yaml").read_text())
+    assert saved["model.init_args.optimizer.lr"] == 1e-3
+
+
+def test_wandb_gets_hyperparameters_and_final_metrics(msrvtt, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    options = ["--trainer.logger=WandbLogger", "--trainer.logger.offline=true", f"--trainer.logger.save_dir={tmp_path}"]
+    assert fit(msrvtt, tmp_path / "runs", *options, "--trainer.max_epochs=1") == 0
+    config, summary = dict(wandb.run.config), dict(wandb.run.summary)
+    wandb.finish()
+    assert config["model.init_args.optimizer.lr"] == 1e-3
+    assert config["data.init_args.batch_size"] == 4
+    assert not any(isinstance(value, dict) for value in config.values())
+    (file,) = tmp_path.rglob("*.wandb")
+    written = file.read_bytes()
+    for name in ("model.init_args.optimizer.lr", "test/t2v_R@1"):
+        assert name.encode() in written
+    assert summary["test/t2v_R@1"] in (0.0, 25.0, 50.0, 75.0, 100.0)
+
+
+# A module under a plain Trainer
+
+
+def trainer(folder, **options):
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "num_sanity_val_steps": 0,
+    }
+    return Trainer(default_root_dir=folder, **{**quiet, "logger": False, "enable_checkpointing": False, **options})
+
+
+class Batches(Dataset):
+    """Batches of a user's own loader."""
+
+    def __init__(self, batches, ground_truth=None):
+        self.batches = batches
+        if ground_truth is not None:
+            self.ground_truth = ground_truth
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, place):
+        return self.batches[place]
+
+
+def loader(*batches, truth=None):
+    return DataLoader(Batches(batches, truth), batch_size=None)
+
+
+def own_loaders(pairs, truth=None):
+    """Loaders of six texts and six videos, in another order than the texts."""
+    order = torch.randperm(len(pairs.text), generator=torch.Generator().manual_seed(0))
+    texts = TextBatch(pairs.text.text, torch.arange(len(pairs.text)))
+    videos = VideoBatch(pairs.video.video[order], order, [str(place) for place in order.tolist()])
+    return [loader(texts, truth=truth), loader(videos)]
+
+
+TRUTH = GroundTruth(torch.arange(6), 6, dataset="mine", split="val", protocol="mine")
+
+
+class OwnData(LightningDataModule):
+    """Data module of a user without any class of this project."""
+
+    def __init__(self, pairs):
+        super().__init__()
+        self.pairs = pairs
+
+    def train_dataloader(self):
+        return loader(self.pairs)
+
+    def val_dataloader(self):
+        return own_loaders(self.pairs)
+
+    def ground_truth(self, stage):
+        return TRUTH
+
+
+@pytest.fixture
+def model():
+    return small(RECIPE)[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+class TestPlainTrainer:
+    """Every test uses Lightning's own Trainer."""
+
+    def test_ranks_own_loaders_with_a_ground_truth(self, model, tmp_path):
+        pairs = random_pairs(model, 6)
+        plain = trainer(tmp_path, max_epochs=1)
+        plain.fit(model, loader(pairs), own_loaders(pairs, TRUTH))
+        own = plain.validate(model, own_loaders(pairs, TRUTH), verbose=False)
+        by_data = plain.validate(model, datamodule=OwnData(pairs), verbose=False)
+        assert own == by_data
+        assert own[0] == own[1]  # one dictionary per loader, as documented
+        assert own[0].keys() == {f"val/{name}" for name in model.logged_metrics}
+        matrix = model.score(model.text_features(pairs.text), model.video_features(pairs.video)).similarity
+        expected = 100.0 * float((matrix.argmax(1) == torch.arange(6)).float().mean())
+        assert own[0]["val/t2v_R@1"] == pytest.approx(expected)
+
+    def test_refuses_texts_and_videos_without_a_ground_truth(self, model, tmp_path):
+        pairs = random_pairs(model, 6)
+        with pytest.raises(UserError, match="have no ground truth"):
+            trainer(tmp_path).validate(model, own_loaders(pairs), verbose=False)
+
+    def test_validates_the_loss_of_pairs_alone(self, model, tmp_path, caplog):
+        pairs = random_pairs(model, 6)
+        with caplog.at_level("INFO"):
+            (found,) = trainer(tmp_path).validate(model, loader(pairs, pairs), verbose=False)
+        assert caplog.text.count("Only the loss is validated") == 1
+        with torch.no_grad():
+            expected = sum(model.losses(model.pair_features(pairs)).values())
+        assert found == {"val/loss": pytest.approx(float(expected), rel=1e-5)}
+
+    def test_finds_a_learning_rate(self, model, tmp_path):
+        pairs = random_pairs(model, 6)
+        plain = trainer(tmp_path, max_epochs=1, callbacks=[LearningRateFinder(num_training_steps=20)])
+        before = model.optimizer_config
+        plain.fit(model, loader(*[pairs] * 30))
+        assert model.lr != before.lr
+        assert model.hparams["optimizer"]["lr"] == model.lr == model.optimizer_config.lr
+        assert model.optimizer_config.encoder_lr == before.encoder_lr
+        peaks = dict(
+            zip(
+                [group["name"].partition(",")[0] for group in plain.optimizers[0].param_groups],
+                plain.lr_scheduler_configs[0].scheduler.base_lrs,
+                strict=True,
+            )
+        )
+        assert peaks == {"method": model.lr, "encoder": before.encoder_lr}
+        with warnings.catch_warnings():
+            found = Tuner(trainer(tmp_path, max_epochs=1)).lr_find(model, loader(*[pairs] * 30), num_training=20)
+        assert found.suggestion() == pytest.approx(model.lr)
+
+    def test_runs_barebones(self, model):
+        with pytest.warns(UserWarning, match="barebones"):
+            Trainer(barebones=True, accelerator="cpu", max_steps=1).fit(model, loader(random_pairs(model, 6)))
+
+    def test_logs_flat_hyperparameters(self, model, tmp_path):
+        logger = TensorBoardLogger(tmp_path)
+        trainer(tmp_path, max_steps=1, logger=logger).fit(model, loader(random_pairs(model, 6)))
+        saved = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())
+        assert saved["model.init_args.optimizer.lr"] == model.lr
+        assert not any(isinstance(value, dict) for value in saved.values())
