@@ -34,7 +34,7 @@ def words(root, *further):
         "--config=clip4clip", "--config=fixture",
         f"--data.init_args.root={root}", "--data.init_args.num_workers=0", "--data.init_args.frames=3",
         "--data.init_args.batch_size=3", "--model.init_args.encoder.init_args.width=64", "--trainer.max_epochs=4",
-        "--trainer.accelerator=cpu", *further,
+        "--model.init_args.released_devices=null", "--trainer.accelerator=cpu", *further,
     ]  # fmt: skip
 
 

@@ -106,7 +106,9 @@ FSDP2 = (
     "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
     "{data_parallel_size: 2, tensor_parallel_size: 1, save_distributed_checkpoint: false}}"
 )
-TWO_PAIRS = ("--data.init_args.batch_size=2", "--trainer.val_check_interval=2")
+TWO_PAIRS = (
+    "--data.init_args.batch_size=2", "--model.init_args.released_devices=null", "--trainer.val_check_interval=2",
+)  # fmt: skip
 EARLY_STOPPING = (
     "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/t2v_R@1", "--trainer.callbacks.mode=max",
     "--trainer.callbacks.patience=2", "--trainer.min_steps=4",

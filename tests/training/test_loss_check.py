@@ -40,10 +40,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+ALONE = "--model.init_args.released_devices=null"
+
+
 @pytest.fixture
 def fit(msrvtt, tmp_path):
     """Options of five steps of two pairs, each with a checkpoint."""
-    options = ("--data.init_args.batch_size=2", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=1")
+    options = ("--data.init_args.batch_size=2", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=1", ALONE)
     return ["fit", *small_run(msrvtt, tmp_path / "runs", *options, "--trainer.limit_val_batches=0")]
 
 
@@ -121,7 +124,7 @@ def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(fit, tmp_path, 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the first steps are skipped
 def test_a_gradient_scaler_still_skips_steps_with_an_infinite_gradient():
     """Mixed float16 finds its scale this way."""
-    method, data = small(RECIPES / "clip4clip.yaml", "--data.init_args.batch_size=2")
+    method, data = small(RECIPES / "clip4clip.yaml", "--data.init_args.batch_size=2", ALONE)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17)
     precision = MixedPrecision("16-mixed", "cpu", scaler)
     before = [parameter.detach().clone() for parameter in method.parameters()]

@@ -55,6 +55,19 @@ def test_float16_recipes_reject_other_precisions_and_a_variant_accepts_them(reci
     assert "MSRVTT_data.json" in capsys.readouterr().err, "only the data are missing"
 
 
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("data.init_args.batch_size=6", "batch_size 6 cannot be divided among the 4 devices of the published run. Use"),
+        ("model.init_args.gather=local", "gather: local has the same gradient on any number of devices, so released_"),
+    ],
+)
+def test_released_devices_without_a_meaning_are_rejected(option, found, tmp_path, capsys):
+    assert main(["fit", "--config=clip4clip", f"--data.init_args.root={tmp_path}", f"--{option}"]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert found in message
+
+
 def test_float16_trains_on_a_cpu_with_a_warning(msrvtt, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     options = (

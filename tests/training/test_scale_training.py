@@ -24,7 +24,8 @@ def made(name, root, gather="global"):
         module = answering()
         return module, Questions(module.method, STEPS)
     options = [WITHOUT_DROPOUT[name]] if gather == "local" and name in WITHOUT_DROPOUT else []
-    method = build(name, f"--model.init_args.gather={gather}", *options, root=root)
+    options += [f"--model.init_args.gather={gather}", "--model.init_args.released_devices=null"]
+    method = build(name, *options, root=root)
     return method, Batches(method, 1 if gather == "own-slice" else STEPS)
 
 

@@ -40,6 +40,7 @@ from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.checkpoints import FROZEN
+from tvr_lightning.training.distributed import check_released_devices
 from tvr_lightning.training.module import check_precision, record_options
 from tvr_lightning.training.options import value_text
 
@@ -221,6 +222,8 @@ class Recipe:
                 f"trainer.strategy: {kind.__name__} does not train the layers of its method that only score pairs, so "
                 "DDP would stop at the second step. Add --trainer.strategy=ddp_find_unused_parameters_true"
             )
+        batch_size = self.config.data.init_args.batch_size
+        check_released_devices(model.get("released_devices"), model.get("gather"), batch_size)
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         check_precision(precision)
         resolve_name(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))

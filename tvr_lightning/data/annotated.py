@@ -57,6 +57,8 @@ class AnnotatedDataset(ABC):
     """Whether the chosen split has an official validation split that differs from the test split."""
     one_caption_evaluation: bool = True
     """Whether the dataset's protocol evaluates one text per video."""
+    validates_on_test: bool = False
+    """Whether "val" is the test split although the dataset has an official validation split."""
     training_set: str | None = None
     """Name of the chosen training videos if several sets of them share one test set."""
 
@@ -185,7 +187,7 @@ class AnnotatedDataset(ABC):
     @property
     def validation(self) -> Literal["official", "holdout", "test"]:
         """Source of `val`: the official split, held-out training videos, or the test split as in the papers."""
-        if self.has_official_validation:
+        if self.has_official_validation and not self.validates_on_test:
             return "official"
         return "holdout" if self.holdout else "test"
 

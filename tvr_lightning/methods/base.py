@@ -27,8 +27,15 @@ from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFe
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods.contrast import ContrastiveLearning
 from tvr_lightning.metrics import direction_metrics
-from tvr_lightning.option_types import Role
-from tvr_lightning.training.distributed import Gather, gather_record, rank, world_size
+from tvr_lightning.option_types import Count, Role
+from tvr_lightning.training.distributed import (
+    Gather,
+    check_released_devices,
+    gather_record,
+    rank,
+    released_parts,
+    world_size,
+)
 from tvr_lightning.training.gradient_cache import encode_in_chunks
 from tvr_lightning.training.losses import info_nce, local_info_nce
 from tvr_lightning.training.module import RecipeModule
@@ -54,6 +61,8 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         gather: negatives and gradients that are shared across devices (`tvr_lightning.training.distributed`).
         contrast: modification of the contrastive loss, such as `NCL`; None leaves the loss unmodified.
         tuning: choice of the encoder's weights that are trained, such as `LoRA`; None trains all of them.
+        released_devices: number of devices of the published run, whose gradients `gather: own-slice` and `none` have on
+            any number of devices; None uses those of this run.
 
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
@@ -77,9 +86,11 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         gather: Gather = "global",
         contrast: ContrastiveLearning | None = None,
         tuning: Annotated[Tuning | None, Role.TRAINING] = None,
+        released_devices: Annotated[Count | None, Role.TRAINING] = None,
     ) -> None:
         super().__init__(optimizer)
         self.contrast = contrast or ContrastiveLearning()
+        check_released_devices(released_devices, gather)
         if gather == "local" and (type(self).losses is not RetrievalModule.losses or self.contrast.needs_all_logits):
             raise UserError(
                 f"gather: local is only for InfoNCE over rows and columns, but the loss of {self.title} needs the "
@@ -94,6 +105,7 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         self.words = encoder.positions(words)
         self.frames = frames
         self.gather = gather
+        self.released_devices = released_devices
         scale = encoder.initial_logit_scale()
         # Weights trained with a sigmoid loss, which have a bias, may exceed CLIP's bound on the scale.
         bound = {"maximum": scale} if encoder.initial_logit_bias() and scale > math.log(100.0) else {}
@@ -247,10 +259,14 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         """Encode and gather the pairs, and return them with the terms of their loss."""
         chunk = self.optimizer_config.gradient_cache if self.training else None
         encoded = encode_in_chunks(self.pair_features, batch, chunk) if chunk else self.pair_features(batch)
-        pairs = gather_record(encoded, self.gather)
+        pairs = gather_record(encoded, self.gather, self.released_devices)
         with torch.autocast(self.device.type, enabled=False):
             if self.gather == "local" and world_size() > 1:
                 return pairs, self.local_losses(encoded.float(), pairs.float())
+            if self.gather == "none" and self.released_devices:
+                parts = released_parts(encoded.float(), self.released_devices)
+                each = [self.contrast.terms(self.losses, part) for part in parts]
+                return pairs, {name: torch.stack([part[name] for part in each]).mean(0) for name in each[0]}
             return pairs, self.contrast.terms(self.losses, pairs.float())
 
     @override

@@ -5,10 +5,14 @@ modules/modeling.py). GARE, TC-MGC, and NCL build on CLIP4Clip.
 
 Deviations:
 - ties: released counts a tied query several times; here ranks ties by their expected rank.
-- gradient of the gather: released uses each device's own slice (`gather: own-slice`); here the exact gradient.
+- gradient of the gather: released keeps each device's own slice, so that the encoders get 1 / W of the gradient on W
+  devices; here as released, on any number of devices (`gather: own-slice`, `released_devices`).
+- negatives of tightTransf: released gathers nothing for it; here as released only with `gather: none`.
 - precision: released trains CLIP's matrices as float16 parameters with float16 moments, so that a rate of 1e-7 moves
   CLIP about 40 times as far as in float32 (benchmarks/results/precision.md); here as released
   (`encoder_precision: float16`), and `recipes/variants/float32.yaml` for bf16 and FSDP.
+- selection: released selects the best test R@1 of the epochs; here uses the weights of the last step;
+  `recipes/variants/select-on-test.yaml` selects as released.
 """
 
 from dataclasses import dataclass

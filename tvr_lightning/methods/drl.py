@@ -8,7 +8,7 @@ Deviations:
   leaves them out).
 - off-diagonal weight of CDCR: released uses 0.06 by default and 0 in its commands; here 0.06, and 0 in the recipes.
 - cross-transformer interaction (xti): released has it as an option; here left out.
-- ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
+- ties, gradient of the gather, precision, selection: released as CLIP4Clip; here as CLIP4Clip here.
 """
 
 import warnings

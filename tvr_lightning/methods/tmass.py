@@ -12,7 +12,7 @@ Deviations:
 - radius: paper multiplies S only by W (F, D); released adds a bias; here as released.
 - support weight: released uses 0 by default and 0.8 in its MSR-VTT command; here 0.8, and 0 in the recipes of other
   datasets (`support_weight`).
-- padded frames, tokens, several captions, pixels, selection: released as X-Pool; here as X-Pool here.
+- padded frames, tokens, several captions, pixels, last batch, selection: released as X-Pool; here as X-Pool here.
 """
 
 from dataclasses import dataclass, field

@@ -20,6 +20,9 @@ Deviations:
   biases, and `recipes/variants/ucofia-sinkhorn.yaml` adds one bias to the mean.
 - unused parameters: released creates some; here they are left out.
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
+- selection: released selects the best R@1 on the validation split, which on MSR-VTT is the test split; here uses the
+  weights of the last step; `results.select_on: val` selects as released, on MSR-VTT
+  `recipes/variants/select-on-test.yaml`.
 """
 
 import dataclasses

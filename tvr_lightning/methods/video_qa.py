@@ -188,6 +188,7 @@ class VideoQuestionAnswering(RecipeModule):
         unused = [name for name, default in defaults.items() if getattr(self.method, f"{name}_config") != default]
         unused += ["tuning"] if self.method.tuning != FineTuning() else []
         unused += ["gather"] if self.method.gather != "global" else []
+        unused += ["released_devices"] if self.method.released_devices is not None else []
         unused += ["contrast"] if self.method.contrast.name else []
         refuse(
             (

@@ -8,6 +8,9 @@ Deviations:
   `mask_frames` leave them out).
 - memory: released computes all frame-word similarities (N, W, M, F) of an evaluation at once; here block by block.
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
+- selection: released selects the best R@1 on the validation split, which on MSR-VTT is the test split; here uses the
+  weights of the last step; `results.select_on: val` selects as released, on MSR-VTT
+  `recipes/variants/select-on-test.yaml`.
 """
 
 import dataclasses

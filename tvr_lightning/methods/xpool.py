@@ -10,7 +10,10 @@ Deviations:
   each video once and pairs them by index.
 - pixels: released uses float32, resized without antialiasing; here the same (`data.init_args.antialias: false`), stored
   in float16, so that a value from 0 to 255 is off by at most 1/8.
-- selection: released selects on the test set, ten times per epoch; here selects by `results.select_on`.
+- last batch: released trains on one device, with an incomplete last batch; here the same on one device, while several
+  repeat samples until they share them evenly, which changes the gradient of that step.
+- selection: released selects the best mean of the last five test R@1, ten times per epoch; here uses the weights of the
+  last step; `recipes/variants/select-on-test.yaml` selects the best test R@1.
 """
 
 from dataclasses import dataclass

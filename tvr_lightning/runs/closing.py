@@ -62,7 +62,7 @@ def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Tra
         raise UserError(
             f"results.select_on: {select_on} selects by the validation loop, but {type(data).__name__} split "
             f"{data.split} validates on its {validated} videos. Use results.select_on: last or {validated} (test is "
-            "optimistic), or set data.init_args.holdout to a number of training videos to validate on."
+            f"optimistic), or set data.init_args.holdout to {'0' if data.holdout else 'a number of training videos'}."
         )
     every, epochs, limit = trainer.check_val_every_n_epoch, trainer.max_epochs, trainer.limit_val_batches
     never = every is not None and epochs is not None and 0 < epochs < every

@@ -79,6 +79,7 @@ class Run:
         self.model: Any = built.model
         self.model.whole_checkpoints = self.config.checkpoints.whole
         self.datamodule = built.data
+        self.datamodule.validates_on_test = command == "fit" and self.config.results.select_on == "test"
         self._trainer_options = vars(built.trainer)
         self.checkpoint_io = resume.AtomicCheckpointIO()
         self._check_trainer_options()

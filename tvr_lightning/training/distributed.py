@@ -7,10 +7,13 @@ the devices. The gradient of the gather then determines the effective gradient:
   gradient of the whole batch on one device.
 - `local`: the same gradient, but each device scores its own texts against all videos and all texts against its own
   videos, 2 B W B pairs instead of (W B)^2; only for losses that are InfoNCE over rows and columns.
-- `own-slice`: each device keeps only the gradient of its own items, as the `AllGather` of the released CLIP4Clip,
-  X-CLIP, GARE and TC-MGC code does (CLIP4Clip, modules/until_module.py). The encoders then receive 1 / W of the
-  gradient and the heads the full gradient. Adam compensates for the difference; gradient clipping does not.
+- `own-slice`: each device keeps only the gradient of its own items, as the `AllGather` of CLIP4Clip and the released
+  codes based on it does (modules/until_module.py). The encoders then receive 1 / W of the gradient and the heads the
+  full gradient. In float32, Adam hides the difference unless gradients are clipped; in float16, BertAdam's steps depend
+  on the size of the gradient (benchmarks/results/released-devices.md).
 - `none`: nothing is gathered; the other items of a device's own batch are the only negatives (GAID's released code).
+
+With `released_devices`, the last two do on any number of devices W what they do on the R devices of a published run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, IndexedFeatures
 from tvr_lightning.option_types import Role
 
@@ -55,31 +59,48 @@ def _together() -> bool:
     return dist.is_available() and dist.is_initialized() and not _ALONE.get()
 
 
+def check_released_devices(devices: int | None, gather: Gather | None, batch_size: int = 0) -> None:
+    """Refuse a number of released devices that the gather or the batch size does not allow."""
+    if devices is not None and gather == "local":
+        raise UserError(
+            f"gather: local has the same gradient on any number of devices, so released_devices {devices} has no "
+            "effect. Set released_devices to null, or use gather: own-slice"
+        )
+    if devices is not None and batch_size % devices:
+        raise UserError(
+            f"batch_size {batch_size} cannot be divided among the {devices} devices of the published run. Use a "
+            f"multiple of {devices}, or set model.init_args.released_devices to null"
+        )
+
+
 class _OwnSlice(torch.autograd.Function):
-    """All-gather whose backward pass keeps the local slice of the gradient, without reduction."""
+    """All-gather whose backward pass keeps the local slice of the gradient, scaled, without reduction."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        ctx.items = len(tensor)
+    def forward(ctx: Any, tensor: Tensor, scale: float) -> Tensor:
+        ctx.items, ctx.scale = len(tensor), scale
+        if world_size() == 1:
+            return tensor.view_as(tensor)
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        start = dist.get_rank() * ctx.items
-        return gradients[0][start : start + ctx.items]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        start = rank() * ctx.items
+        return gradients[0][start : start + ctx.items] * ctx.scale, None
 
 
-def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
+def gather_tensor(tensor: Tensor, mode: Gather = "global", released_devices: int | None = None) -> Tensor:
     """Concatenate tensors (B, ...), of the same length on every device, to (W * B, ...) in rank order.
 
     `mode` determines the gradient, as described in the module's docstring; `none` returns the input.
     """
-    if mode == "none" or world_size() == 1:
+    scale = world_size() / released_devices if released_devices and mode == "own-slice" else 1.0
+    if mode == "none" or (world_size() == 1 and scale == 1):
         return tensor
     if not tensor.requires_grad or mode == "own-slice":
-        return _OwnSlice.apply(tensor)
+        return _OwnSlice.apply(tensor, scale)
     group = dist.group.WORLD
     assert group is not None
     # Renamed in torch 2.13.
@@ -88,17 +109,32 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global") -> Tensor:
     return collectives.wait_tensor(gather(tensor.contiguous(), gather_dim=0, group=group))
 
 
-def gather_record(record: R, mode: Gather = "global") -> R:
+def gather_record(record: R, mode: Gather = "global", released_devices: int | None = None) -> R:
     """Gather every tensor of a record with the same length on every device; lists are gathered as Python objects."""
-    if mode == "none" or world_size() == 1:
+    if mode == "none":
         return record
 
     def gather(value: Tensor | list[Any]) -> Tensor | list[Any]:
         if isinstance(value, Tensor):
-            return gather_tensor(value, mode)
+            return gather_tensor(value, mode, released_devices)
         return [item for part in gather_objects(value) for item in part]
 
     return record.apply(gather, (Tensor, list))
+
+
+def released_parts(record: R, devices: int) -> list[R]:
+    """Divide the items of all processes among released devices, to which samplers distribute them in turn.
+
+    Return this process's parts, or all parts, gathered, if the processes do not divide the number of devices. In both
+    cases, the mean over processes of the mean over parts is the mean over all devices.
+    """
+    world = world_size()
+    if devices % world == 0:
+        devices //= world
+    else:
+        record = gather_record(record)
+        record = record[torch.arange(len(record)).view(world, -1).T.flatten()]  # in the order of the samples
+    return [record[part::devices] for part in range(min(devices, len(record)))]
 
 
 @torch.no_grad()

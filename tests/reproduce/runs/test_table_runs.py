@@ -24,13 +24,13 @@ STEP = """
 trainer: {max_epochs: 1, limit_train_batches: 1, check_val_every_n_epoch: 1,
           log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {init_args: {width: 64, image_size: 32, vision_layers: 1}}}}
-data: {init_args: {frames: 4, batch_size: 4, num_workers: 0, drop_last: false}}  # some rows set a batch of 128
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, drop_last: false}}  # some rows set a batch of 128
 """
 
 REAL = """
 trainer: {max_epochs: 1, limit_train_batches: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1}}}}
-data: {init_args: {on_corrupt: skip, frames: 4, batch_size: 4, num_workers: 0}}
+data: {init_args: {on_corrupt: skip, frames: 4, batch_size: 8, num_workers: 0}}
 """
 
 

@@ -31,8 +31,9 @@ Deviations:
 - fusion of samples and tokens: paper Table 5; released does not have it; here follows the paper's description.
 - optimizer: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
 - selection: released selects the best test R@1, ten times per epoch; here uses the weights of the last step;
-  `recipes/variants/gaid-select-on-test.yaml` selects as released.
-- gather: released none; here over all devices (`gather`).
+  `recipes/variants/select-on-test.yaml` selects as released.
+- negatives: released those of a device, one on MSR-VTT and two of 16 pairs on other datasets; here as released, on any
+  number of devices (`gather: none`, `released_devices`).
 """
 
 import dataclasses

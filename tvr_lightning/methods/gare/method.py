@@ -22,7 +22,7 @@ Deviations:
   in the recipe).
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 - selection: released selects the best test R@1, every 150 steps; here uses the weights of the last step;
-  `recipes/variants/gare-select-on-test.yaml` selects as released.
+  `recipes/variants/select-on-test.yaml` selects as released.
 """
 
 import math

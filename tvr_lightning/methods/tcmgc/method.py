@@ -22,7 +22,7 @@ Deviations:
 - ties, gradient of the gather, precision: released as CLIP4Clip; here as CLIP4Clip here.
 - undefined switch: released reads `frame_features_conversion_flag`, which is never set; here it is off.
 - selection: released selects the best test R@1 of the epochs; here uses the weights of the last step;
-  `recipes/variants/tcmgc-select-on-test.yaml` selects as released.
+  `recipes/variants/select-on-test.yaml` selects as released.
 """
 
 import dataclasses
