@@ -179,8 +179,12 @@ def test_didemo_joins_descriptions_and_finds_files_by_name(tmp_path):
 @pytest.mark.parametrize(("split", "count"), [("lsmdc16", 3), ("xpool", 2), ("gaid", 1)])
 def test_released_splits_of_lsmdc_omit_test_clips_only(tmp_path, split, count):
     lines = lsmdc(*((clip, f"Sentence {clip}.") for clip in [LSMDC_CLIP, *DROPPED["gaid"]]))
-    data = written(tmp_path, LSMDC, {"LSMDC16_annos_training.csv": lines, TEST_LSMDC: lines}, split=split)
-    assert len(data.read_split("train").videos) == 3
+    again = lsmdc((LSMDC_CLIP, "The last sentence."))
+    data = written(tmp_path, LSMDC, {"LSMDC16_annos_training.csv": lines + again, TEST_LSMDC: lines}, split=split)
+    train = data.read_split("train")
+    assert len(train.videos) == 3
+    assert [text.text for text in train.texts if text.video == 0][-1] == "The last sentence."
+    assert len(train.texts) == (4 if split == "lsmdc16" else 3)
     test = data.read_split("test")
     first, second = DROPPED["gaid"]
     assert [video.video_id for video in test.videos] == [LSMDC_CLIP, *(second, first)[: count - 1][::-1]]

@@ -8,15 +8,17 @@ import lightning
 import torch
 from torch import Tensor
 
-from tvr_lightning import __version__
+from tvr_lightning import __version__, encoders
 from tvr_lightning.authors.families import Family
 from tvr_lightning.authors.importer import clip_configuration, family_of, fixed_sizes, import_checkpoint
 from tvr_lightning.authors.names import with_openai_names
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.encoders.pretrained import model_configuration
 from tvr_lightning.encoders.weights import read_tensors
+from tvr_lightning.errors import UserError
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gaid.method import AUDIO, GAID
+from tvr_lightning.methods.ucofia import UCoFiA
 from tvr_lightning.training.checkpoints import CONVERTED, RECORD, check_target, write_checkpoint
 
 RECIPE_ARCHITECTURES = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
@@ -140,6 +142,10 @@ def _description(
     if "audio_encoder" in model:
         audio = model["audio_encoder"]["class_path"]
         weights = f"{audio} loads its own weights when the method is tested."
+        try:
+            getattr(encoders, audio).required_files(**model["audio_encoder"]["init_args"])
+        except UserError as error:
+            weights = f"The test needs its weights too. {error}"
         if audio == "TinyWhisperEncoder":
             weights = "No released audio encoder has its feature width, so a random TinyWhisperEncoder is used."
         lines.append(f"The checkpoint does not contain an audio encoder. {weights}")
@@ -147,5 +153,10 @@ def _description(
         lines.append(
             'Its results are marked "leaks ground truth", because the released evaluation leaks it. For a protocol\n'
             "without leakage, add --model.init_args.protocol=query."
+        )
+    if isinstance(module, UCoFiA):
+        lines.append(
+            "Published results normalize scores with all training queries: for them, add\n"
+            "--config recipes/variants/ucofia-released-eval.yaml."
         )
     return [*lines, f"Test it with: tvr test --ckpt_path {out}"]

@@ -28,12 +28,12 @@ class LSMDC(TextVideoDataModule):
 
     101,079 sentences are for training, 7,408 for validation, and 1,000 for testing, with one sentence per test clip.
     Files are tab separated with six columns and no header: clip ID, four times, sentence. An ID can occur again with
-    another sentence; both are used (CLIP4Clip's `dataloader_lsmdc_retrieval.py`). IDs contain dots and begin with the
+    another sentence; both are used (CLIP4Clip's `dataloader_lsmdc_retrieval.py`), or the last one. IDs contain dots and begin with the
     name of the movie, which is also the name of its folder of clips.
 
     Args:
-        split: "lsmdc16" for all clips. The other splits omit the test clips that released loaders omit: "xpool"
-            (X-Pool and T-MASS) one clip, "gaid" two.
+        split: "lsmdc16" for all clips and sentences. The other splits are those of released loaders, which train on the
+            last sentence of a repeated ID and omit test clips: "xpool" (X-Pool and T-MASS) one clip, "gaid" two.
         **options: options of all datasets (`TextVideoDataModule`).
     """
 
@@ -71,6 +71,8 @@ $TVR_DATA/lsmdc/
             elif name != "train" and tidy(columns[5]) in map(tidy, sentences.get(clip[0], [])):
                 message = f"{clip[0]} occurs again with the same sentence"
                 findings.add(source, f"line {number}", "duplicate-id", message, "remove the line")
+            elif name == "train" and self.split != "lsmdc16":
+                sentences[clip[0]] = [columns[5]]
             elif clip[0] not in dropped:
                 sentences.setdefault(clip[0], []).append(columns[5])
         protocol = f"one sentence per clip, {1000 - len(dropped):,} public test clips"

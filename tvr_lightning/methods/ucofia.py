@@ -27,7 +27,7 @@ Deviations:
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from tvr_lightning.layers.temporal import temporal_transformer
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.checks import check_sizes, distinct
 from tvr_lightning.methods.pair_head import PairHead
-from tvr_lightning.option_types import Layers, Options, variant
+from tvr_lightning.option_types import Layers, Options, Role, variant
 from tvr_lightning.pairwise import mapped_between, mapped_by, token_similarities
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
@@ -72,7 +72,7 @@ class UCoFiAOptions(Options):
     patch_selection: PatchSelection = field(default_factory=PatchSelection)
     similarity_aggregation: Aggregation = variant(ISA)
     patch_matrix: bool = True
-    evaluate_as: Literal["trained", "released"] = "trained"
+    evaluate_as: Annotated[Literal["trained", "released"], Role.EVALUATION] = "trained"
 
     @override
     def __post_init__(self) -> None:

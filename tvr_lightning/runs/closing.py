@@ -36,6 +36,7 @@ from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
 from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
+from tvr_lightning.training.distributed import device_warnings
 
 if TYPE_CHECKING:
     from tvr_lightning.runs.run import Run
@@ -204,6 +205,8 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
         if record.get("training_set") and record["trained_on"] == data.full_title:
             evaluation.protocol += f", trained on {record['training_set']}"
         evaluation.warnings += run.recipe.replaced
+        if weights.kind in ("last", "best", "running"):
+            evaluation.warnings += device_warnings(model.released_devices, model.gather, record.get("devices"))
         results = results_of(evaluation, method=model.title, **details)
     print_results(results)
     if run.folder is None:

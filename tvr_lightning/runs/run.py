@@ -158,6 +158,7 @@ class Run:
                     "precision": str(self.trainer.precision),
                     "seed": self.config.seed_everything,
                     "trained_on": self.datamodule.full_title,
+                    "devices": self.trainer.world_size,
                     "training_set": self.datamodule.training_set,
                 }
                 options = recipe_parser().dump(self.config, skip_validation=True, skip_unset=False)

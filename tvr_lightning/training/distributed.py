@@ -73,6 +73,15 @@ def check_released_devices(devices: int | None, gather: Gather | None, batch_siz
         )
 
 
+def device_warnings(devices: int | None, gather: Gather, trained_on: int | None) -> list[str]:
+    """Return warnings for a results table if training differed from that on the released devices."""
+    if gather == "global" and (devices or 1) > 1:
+        return [f"trained with gather: global; the encoders of the published run got 1/{devices} of this gradient"]
+    if gather in ("own-slice", "none") and devices is None and (trained_on or 1) > 1:
+        return [f"trained with gather: {gather} on {trained_on} devices, on whose number the gradient depends"]
+    return []
+
+
 class _OwnSlice(torch.autograd.Function):
     """All-gather whose backward pass keeps the local slice of the gradient, scaled, without reduction."""
 
@@ -133,7 +142,8 @@ def released_parts(record: R, devices: int) -> list[R]:
         devices //= world
     else:
         record = gather_record(record)
-        record = record[torch.arange(len(record)).view(world, -1).T.flatten()]  # in the order of the samples
+        if devices > 1:  # in the order of the samples
+            record = record[torch.arange(len(record)).view(world, -1).T.flatten()]
     return [record[part::devices] for part in range(min(devices, len(record)))]
 
 

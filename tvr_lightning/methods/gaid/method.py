@@ -32,6 +32,12 @@ Deviations:
 - optimizer: paper Adam (Table 8); released AdamW; here as released (`optimizer`).
 - selection: released selects the best test R@1, ten times per epoch; here uses the weights of the last step;
   `recipes/variants/select-on-test.yaml` selects as released.
+- training sentences of LSMDC: released reads `LSMDC16_annos_training_someone.csv`, in which characters have no names;
+  here `LSMDC16_annos_training.csv`, with names and the same clips.
+- VATEX: released reads subset files of training and validation videos that are not published; here HGR's split with all
+  of its clips (25,991 for training, 1,500 for the test).
+- last batch: released repeats samples until its devices share them evenly; here the same for the devices of the run, so
+  that one device trains on an incomplete batch without repeated samples.
 - negatives: released those of a device, one on MSR-VTT and two of 16 pairs on other datasets; here as released, on any
   number of devices (`gather: none`, `released_devices`).
 """
