@@ -28,8 +28,8 @@ class LSMDC(TextVideoDataModule):
 
     101,079 sentences are for training, 7,408 for validation, and 1,000 for testing, with one sentence per test clip.
     Files are tab separated with six columns and no header: clip ID, four times, sentence. An ID can occur again with
-    another sentence; both are used (CLIP4Clip's `dataloader_lsmdc_retrieval.py`), or the last one. IDs contain dots and begin with the
-    name of the movie, which is also the name of its folder of clips.
+    another sentence; both are used (CLIP4Clip's `dataloader_lsmdc_retrieval.py`), or the last one. IDs contain dots and
+    begin with the name of the movie, which is also the name of its folder of clips.
 
     Args:
         split: "lsmdc16" for all clips and sentences. The other splits are those of released loaders, which train on the
