@@ -1,6 +1,7 @@
 """Results and predictions of a run: the results table and its conditions, printed and written to files."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -226,9 +227,11 @@ def environment() -> dict[str, Any]:
     """Return package versions, git revision, machine, command and date."""
     installed = {distribution.name: distribution.version for distribution in metadata.distributions()}
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    program = "tvr" if Path(sys.argv[0]).name in ("tvr", "__main__.py") else sys.argv[0]
+    path = [f"PYTHONPATH={shlex.quote(os.environ['PYTHONPATH'])}"] if os.environ.get("PYTHONPATH") else []
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([*path, shlex.join([program, *sys.argv[1:]])]),
         "python": platform.python_version(),
         "packages": {name: installed.get(name) for name in PACKAGES},
         "git": git_state(Path(__file__)),

@@ -119,6 +119,7 @@ def test_logging_the_geometry_of_increments_does_not_change_the_training(finishe
 
 def test_figures_are_measured_again_only_if_the_run_was_repeated(finished, run, tmp_path, monkeypatch, capsys):
     first = page_of(finished, run)
+    assert first.index("By chance, R@1") < first.index("Training curves") < first.index("Command to repeat")
     assert "Training curves" in first
     assert "Retrieval sheet: “" in first
     assert figures_of(run, finished / "figures")["sheet.strips"].std() > 1

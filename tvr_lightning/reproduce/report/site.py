@@ -34,6 +34,7 @@ from tvr_lightning.reproduce.report.table_view import (
     view_table,
     write_tables,
 )
+from tvr_lightning.reproduce.report.uncertainty import METRIC, measure
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 PACKAGE = "tvr_lightning.reproduce.report"
@@ -127,9 +128,25 @@ class Site:
         self._file(f"{folder}.yaml", recipe.encode())
         self._page(
             f"{folder}.html", f"Run {run.title}", "run.html", charts, run=run, card=text, recipe=recipe,
-            missing=self.missing.get(run.key),
+            missing=self.missing.get(run.key), results=_results(run),
             tables=[view for view in self.views if any(run in own for own in view.runs.values())],
         )  # fmt: skip
+
+
+def _results(run: ReportedRun) -> pd.DataFrame:
+    """Return the metrics of a run as text, one row per direction."""
+    rows = {}
+    for direction in ("text_to_video", "video_to_text"):
+        names = (
+            ["accuracy"]
+            if run.card.accuracy() is not None
+            else [*filter(METRIC.fullmatch, run.card.metrics(direction)), "SumR"]
+        )
+        found = {name: str(value) for name in names if (value := measure([run], direction, name)) is not None}
+        if run.finished and found:
+            rows[direction.replace("_", " ")] = found
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("direction").reset_index().astype(str)
+    return table[:1].drop(columns="direction") if "accuracy" in table else table
 
 
 def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[ReportedRun | None]]]:

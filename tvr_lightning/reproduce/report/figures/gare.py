@@ -16,7 +16,16 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, in_style, new_panels
+from tvr_lightning.reproduce.report.drawing import (
+    COLORS,
+    Arrays,
+    Chart,
+    drawings,
+    histograms,
+    in_style,
+    new_panels,
+    not_drawn,
+)
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_curves
 
@@ -70,9 +79,12 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
 @in_style()
 def draw_course(run: ReportedRun) -> Chart | None:
     """Draw the geometry that was logged in training (GARE, Fig. 8); None if the run did not log it."""
-    curves = read_curves(run)
-    if not any(name.startswith("train/angle_to_gap") for name in curves):
+    title, curves = "Geometry of the increments during training", read_curves(run)
+    gaps = [curve for name, curve in curves.items() if name.startswith("train/angle_to_gap")]
+    if not gaps:
         return None
+    if max(map(len, gaps)) < 2:
+        return not_drawn(title, "it needs two logged steps or more; lower --trainer.log_every_n_steps")
 
     def plot(axis: Axes, panel: str, name: str, **style: Any) -> None:
         if (curve := curves.get(f"train/{name.replace('.', '-')}")) is not None:
@@ -81,7 +93,7 @@ def draw_course(run: ReportedRun) -> Chart | None:
     alt = "Lines over training of the increments' angles and lengths, and of the distances of texts and videos."
     note = "means over pairs of a training batch, without dropout; values before the correction are dashed."
     images = drawings(_geometry_panels(plot, "optimizer step", None), alt)
-    return Chart("Geometry of the increments during training", images, note=f"GARE, Fig. 8: {note}")
+    return Chart(title, images, note=f"GARE, Fig. 8: {note}")
 
 
 def _geometry_panels(plot: Callable[..., None], xlabel: str | None, ylabel: str | None) -> list[Axes]:
