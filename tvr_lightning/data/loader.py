@@ -15,7 +15,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.media.workers import batches_of, worker_context
 
 
-class TrainingSampler(DistributedSampler[tuple[int, int]], SequentialSampler):  # type: ignore[misc]
+class TrainingSampler(DistributedSampler[tuple[int, int]], SequentialSampler):
     """Sampler that shuffles the training samples and divides each global batch among the processes.
 
     It yields (epoch, sample) pairs, so that persistent workers know the epoch. The order depends only on seed and
@@ -59,7 +59,7 @@ class TrainingSampler(DistributedSampler[tuple[int, int]], SequentialSampler):  
         """Return the number of samples of a full epoch on this process, also after a resume in its middle."""
         return self.read // self.num_replicas
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]  # SequentialSampler yields integers
         """Yield the (epoch, sample) pairs of this process; after a resume, only those not consumed yet."""
         random = np.random.default_rng([self.seed, self.epoch if self.reshuffle else 0])
         order = np.resize(random.permutation(self.samples), self.read)
@@ -83,7 +83,7 @@ class TrainingSampler(DistributedSampler[tuple[int, int]], SequentialSampler):  
         self.epoch, self.consumed = state["epoch"], state["consumed"]
 
 
-class EvaluationSampler(DistributedSampler[int], SequentialSampler):  # type: ignore[misc]
+class EvaluationSampler(DistributedSampler[int], SequentialSampler):
     """Sampler that distributes items 0 .. n-1 over the processes and repeats the first ones for equal shares.
 
     A process that runs out of batches early would leave the others waiting in collective operations. Repeated items

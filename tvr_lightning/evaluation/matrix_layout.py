@@ -101,7 +101,7 @@ def _in_split(layout: MatrixLayout, entries: Sequence[str], file: Path, known: S
     numbered |= {name: place for place, name in enumerate(ids)}
     left, single = known.texts_of_videos(), len(known.texts) == len(known.videos)
     videos: dict[int, int] = {}  # place in the split by column
-    chosen = []
+    chosen: list[int] = []
     for entry, record in zip(entries, layout.split.texts, strict=True):
         name = layout.names[record.video]
         if name not in numbered:

@@ -149,7 +149,7 @@ def _read_trec(path: Path, layout: MatrixLayout) -> pd.DataFrame:
     columns = ["text_index", "Q0", "video_id", "rank", "score", "tag"]
     kinds = dict.fromkeys(columns, str) | {"score": float}
     try:
-        table = pd.read_csv(path, sep=r"\s+", names=columns, index_col=False, dtype=kinds, quoting=csv.QUOTE_NONE)  # type: ignore[call-overload]
+        table = pd.read_csv(path, sep=r"\s+", names=columns, index_col=False, dtype=kinds, quoting=csv.QUOTE_NONE)
         if table["tag"].isna().any():
             raise ValueError(f"line {int(table['tag'].isna().argmax()) + 1} has fewer fields")
     except (OSError, ValueError) as error:
@@ -164,7 +164,7 @@ def _matrix_of_pairs(path: Path, table: pd.DataFrame, layout: MatrixLayout) -> T
     """Return scores (N, M) float64 of pairs in the order of the layout."""
     if table["score"].dtype.kind not in "fiu":
         raise UserError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
-    ids: dict[str, Sequence[Any]] = {"text_index": range(len(layout.rows)), "video_id": layout.names}
+    ids: dict[str, list[Any]] = {"text_index": [*range(len(layout.rows))], "video_id": [*layout.names]}
     for column, known in ids.items():
         unknown = ~table[column].isin(known)
         if unknown.any():
@@ -178,7 +178,7 @@ def _matrix_of_pairs(path: Path, table: pd.DataFrame, layout: MatrixLayout) -> T
         raise UserError(f"{path}: row {row}: text {text} with {video!r} occurs twice. Keep one of them.")
     _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
-    matrix = matrix.reindex(index=ids["text_index"], columns=list(layout.names)).fillna(NOT_FOUND)
+    matrix = matrix.reindex(index=ids["text_index"], columns=ids["video_id"]).fillna(NOT_FOUND)
     return torch.tensor(matrix.to_numpy(dtype=np.float64))
 
 
