@@ -77,7 +77,7 @@ def search_page(driver: Any, index: Path, videos: Path) -> Image.Image:
                 break
             except OSError:
                 time.sleep(0.5)
-        driver.get(f"http://127.0.0.1:{PORT}/?{urlencode({'q': answered_query(videos)})}")
+        driver.get(f"http://127.0.0.1:{PORT}/?{urlencode({'query': answered_query(videos)})}")
         WebDriverWait(driver, PATIENCE).until(lambda page: page.find_elements(By.CSS_SELECTOR, "#answers article img"))
         time.sleep(3)  # thumbnails
         return screenshot(driver)
