@@ -307,7 +307,7 @@ def test_a_run_of_a_version_without_some_options_resumes_if_they_have_their_defa
     shutil.copytree(finished_run, run)
     method = "model.init_args"
     added = [
-        "eval_memory", "trainer.val_check_interval", "data.init_args.reshuffle", f"{method}.gather",
+        "eval_memory", "trainer.val_check_interval", "data.init_args.reshuffle",
         f"{method}.contrast", f"{method}.optimizer.decay", f"{method}.encoder.init_args.text_mask",
         f"{method}.clip4clip.similarity_header.init_args.blocks",
     ]  # fmt: skip
