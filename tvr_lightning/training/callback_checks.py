@@ -57,7 +57,8 @@ def check_monitors(trainer: Trainer, module: LightningModule, logged: Iterable[s
         return
     metrics = sorted(logged)
     for callback in callbacks:
-        monitor = callback.monitor if isinstance(callback, EarlyStopping | ModelCheckpoint) else None
+        # Not a subclass: the run's own RunCheckpoint also exists in runs without validation.
+        monitor = callback.monitor if type(callback) in (EarlyStopping, ModelCheckpoint) else None  # type: ignore[attr-defined]
         steps = ("step", "epoch") if isinstance(callback, ModelCheckpoint) else ()
         if monitor is not None and monitor not in (*metrics, *steps) and not monitor.startswith(("train/", "lr-")):
             raise UserError(
