@@ -13,6 +13,7 @@ import torch
 from child_processes import fork
 from safetensors import safe_open
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.store import FeatureStore, StoreError, StoreItem, StoreWriter
 from tvr_lightning.store.feature_store import file_mark
 
@@ -278,7 +279,7 @@ def write_within(path, limit):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         write_growing_shards(path)
-    except StoreError as error:
+    except UserError as error:
         message = rf"File too large\. .* file size limit .* and rerun the command: {COMMAND}"
         os._exit(3 if re.search(message, str(error)) else 4)
 
