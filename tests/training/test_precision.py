@@ -1,5 +1,6 @@
 """Precisions that would train a method's layers in 16 bits are rejected before data or weights are read."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from small_run import small_run
 from tvr_lightning.cli import main
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import small
+from tvr_lightning.training.distributed import device_warnings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MESSAGE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32. Use bf16-mixed or 32-true"
@@ -66,6 +68,31 @@ def test_released_devices_without_a_meaning_are_rejected(option, found, tmp_path
     assert main(["fit", "--config=clip4clip", f"--data.init_args.root={tmp_path}", f"--{option}"]) == 2
     (message,) = capsys.readouterr().err.splitlines()
     assert found in message
+
+
+def test_a_table_states_that_the_training_differs_from_that_on_the_released_devices(msrvtt, tmp_path):
+    options = ("--model.init_args.gather=global", "--trainer.limit_train_batches=1", "--trainer.max_epochs=1")
+    assert main(["fit", *small_run(msrvtt, tmp_path, *options)]) == 0
+    (results,) = tmp_path.rglob("results.json")
+    (expected,) = device_warnings(4, "global", trained_on=1)
+    assert expected in json.loads(results.read_text(encoding="utf-8"))["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "gather", "trained_on", "stated"),
+    [
+        (None, "own-slice", 2, "on 2 devices"),
+        (None, "none", 2, "on 2 devices"),
+        (None, "own-slice", 1, ""),
+        (4, "own-slice", 2, ""),
+        (1, "global", 2, ""),
+        (None, "global", 2, ""),
+    ],
+)
+def test_only_a_gradient_that_depends_on_the_devices_is_stated(devices, gather, trained_on, stated):
+    found = device_warnings(devices, gather, trained_on)
+    assert len(found) == bool(stated)
+    assert stated in "".join(found)
 
 
 def test_float16_trains_on_a_cpu_with_a_warning(msrvtt, tmp_path, caplog):
