@@ -72,6 +72,8 @@ REFUSED = {
         ["--trainer.sync_batchnorm=true", FSDP2, "--trainer.devices=1"],
         "no effect under ModelParallelStrategy",
     ),
+    "a mistyped callback": (["--trainer.callbacks+=EarlyStoping"], "Did you mean EarlyStopping?"),
+    "a missing module": (["--trainer.callbacks+=nowhere.Stop"], "'nowhere.Stop': No module named 'nowhere'"),
     "BackboneFinetuning": (["--trainer.callbacks+=BackboneFinetuning"], "derive a callback from BaseFinetuning"),
     "EarlyStopping": (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/R1"],

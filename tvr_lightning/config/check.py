@@ -86,6 +86,12 @@ def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
 
 def refusals(message: str) -> str:
     """Return the errors of options classes and missing packages in a parser's message, or else the whole message."""
+    mistyped = re.search(
+        r'^Parser key "(.+?)":.*Expected a dot import path string: (\w+)$', message, re.DOTALL | re.MULTILINE
+    )
+    if mistyped:
+        section, name = mistyped.groups()
+        return f"{section}: there is no class {name}. {nearest(name, _classes_of_lightning())}"
     lines = [line.strip() for line in message.splitlines()]
     tried = ("Does not validate", "Expected a", "Given value", "Not a valid", "Problem with given class_path")
     said = [line[2:] for line in lines if line.startswith("- ") and not line[2:].startswith(tried)]
@@ -94,7 +100,14 @@ def refusals(message: str) -> str:
         for line, reason in itertools.pairwise(lines)
         if line.startswith("- Problem with given class_path") and not reason.startswith(("- ", *tried))
     ]
-    return "; ".join(dict.fromkeys(said)) if lines and lines[0].startswith("Does not validate") and said else message
+    of_options = lines and lines[0].startswith(("Does not validate", 'Parser key "trainer.'))
+    return "; ".join(dict.fromkeys(said)) if of_options and said else message
+
+
+def _classes_of_lightning() -> list[str]:
+    from lightning.pytorch import callbacks, loggers, profilers, strategies
+
+    return [*callbacks.__all__, *loggers.__all__, *profilers.__all__, *strategies.__all__]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
