@@ -15,6 +15,7 @@ from mechanisms_heads import TEXT_TO_VIDEO, VIDEO_TO_TEXT
 from mechanisms_worlds import BATCH, DIMENSION, FRAMES, TEST, TRAIN, VALIDATION, WORDS, WORLDS
 from scipy import stats
 
+from tvr_lightning.evaluation.statistics import holm
 from tvr_lightning.reproduce.report.drawing import COLORS, drawings, in_style, new_panels
 
 Data = dict[str, Any]
@@ -36,15 +37,6 @@ def p_value(values: Sequence[float], side: Literal["greater", "less"]) -> float:
     if np.ptp(values) == 0:
         return 0.0 if values[0] != 0 and (values[0] > 0) == (side == "greater") else 1.0
     return float(stats.ttest_1samp(values, 0, alternative=side).pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number (Holm, 1979)."""
-    order = np.argsort(p_values)
-    scaled = np.asarray(p_values)[order] * np.arange(len(order), 0, -1)
-    corrected = np.empty(len(order))
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
-    return corrected.tolist()
 
 
 def verdict(better: float, worse: float, effect: Data) -> str:

@@ -137,7 +137,6 @@ def test_intervals_p_values_and_verdicts(benchmark):
     rising = [1.0, 2.5, 0.5, 3.0, 2.0]
     assert page.p_value(rising, "greater") == pytest.approx(0.0089, abs=1e-3)
     assert page.p_value(rising, "less") == pytest.approx(1 - page.p_value(rising, "greater"))
-    assert page.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
 
 
 BASELINE, BETTER, WORSE = [[10, 11, 12], [5, 6, 7]], [[10, 11, 12], [9, 10.5, 11]], [[10, 11, 12], [1, 2, 2.5]]

@@ -192,6 +192,9 @@ class Recipe:
         self.check_trainer()
         data = self.build_data()
         model = self.config.model
+        if stage is None:  # training
+            options = model.init_args
+            check_released_devices(options.get("released_devices"), options.get("gather"), data.batch_size)
         tuning = model.init_args.get("tuning")
         if data.features and tuning and not issubclass(resolve_name(tuning.class_path), FineTuning | Frozen):
             raise UserError(
@@ -215,6 +218,11 @@ class Recipe:
                 "trainer.strategy: a checkpoint of shards cannot be read without running code from it. Set "
                 "save_distributed_checkpoint: false (or state_dict_type: full)."
             )
+        if given.get("start_method", "popen") != "popen" or any(way in named for way in ("spawn", "fork", "notebook")):
+            raise UserError(
+                f"trainer.strategy {named} starts processes that end with the training, so that nothing could be "
+                "tested. Use ddp."
+            )
         finds_unused = given.get("find_unused_parameters") or "find_unused" in named
         kind = resolve_name(self.config.model.class_path)
         if "ddp" in named.lower() and not kind.trains_all_parameters and not finds_unused:
@@ -222,8 +230,6 @@ class Recipe:
                 f"trainer.strategy: {kind.__name__} does not train the layers of its method that only score pairs, so "
                 "DDP would stop at the second step. Add --trainer.strategy=ddp_find_unused_parameters_true"
             )
-        batch_size = self.config.data.init_args.batch_size
-        check_released_devices(model.get("released_devices"), model.get("gather"), batch_size)
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
         check_precision(precision)
         resolve_name(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))

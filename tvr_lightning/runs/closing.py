@@ -55,7 +55,7 @@ _FILES = {
 
 
 def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Trainer) -> None:
-    """Raise an UserError if the run does not validate, or validates on another split than `select_on`."""
+    """Raise a UserError if the run does not validate, or validates on another split than `select_on`."""
     if select_on == "last":
         return
     validated = "test" if data.validation == "test" else "val"

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich import get_console
@@ -120,11 +119,6 @@ class Run:
         logger = False if options["logger"] is True else options["logger"] or False
         with explained():
             trainer = RunTrainer(**options | {"callbacks": callbacks, "logger": logger})
-        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            raise UserError(
-                f"trainer.strategy {options['strategy']} starts processes that end with the training, so that nothing "
-                "could be tested. Use ddp."
-            )
         if options["sync_batchnorm"] and isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError("trainer.sync_batchnorm has no effect under ModelParallelStrategy. Remove it, or use ddp.")
         return trainer
