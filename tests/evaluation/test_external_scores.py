@@ -304,7 +304,7 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         (["short.npz"], "short.npz: video 'v59' of single.csv is missing"),
         (["cut.npy"], "cut.npy: cannot be read"),
         (["objects.npy"], "objects.npy: cannot be read (Object arrays cannot be loaded"),
-        (["code.pt"], "code.pt: cannot be read (Weights only load failed"),
+        (["code.pt"], "code.pt: cannot be read (it contains more than tensors"),
         (["gone.npy"], "gone.npy: no such file"),
         (["alien.parquet"], "video 'w' is not in single.csv"),
         (["late.parquet"], "text 60 is not in single.csv"),

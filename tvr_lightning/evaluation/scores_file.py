@@ -65,6 +65,8 @@ def _read_arrays(path: Path, layout: MatrixLayout, bank: Bank | None) -> Tensor:
             found = dict(found) if path.suffix == ".npz" else found
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # torch's message advises to run the code in the file
+            reason = "it contains more than tensors, or is damaged"
         raise UserError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
     entries: Mapping[str, Any] = found if isinstance(found, Mapping) else {"similarity": found}
     if len(entries) == 1:
