@@ -47,7 +47,7 @@ def ask(connection, until, took, statuses, number):
     while time.monotonic() < until:
         paths = [f"/api/search?top=10&query={quote(QUERIES[turn % len(QUERIES)])}"]
         if video:
-            paths += [f"/api/videos/{video}/picture?time=1", f"/api/videos/{video}/file"]
+            paths += [f"/api/videos/{video}/image?time=1", f"/api/videos/{video}/file"]
         path = paths[turn % len(paths)]
         began = time.perf_counter()
         connection.request("GET", path)

@@ -125,7 +125,7 @@ def test_strange_names_are_found_served_and_printed_without_control_characters(t
         assert {each["folder"] for each in client.get("/api/index").json()["folders"]} == {".", "caf\\udce9"}
         assert client.get("/api/videos").json()["count"] == 2
         for result in found:
-            for address in ("file", "picture", "about"):
+            for address in ("file", "image", "about"):
                 assert client.get(f"/api/videos/{result['id']}/{address}").status_code == 200
             similar = client.get("/api/search", params={"like": result["id"]}).json()
             assert similar["query"] == result["path"].rpartition("/")[2]

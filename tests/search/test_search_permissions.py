@@ -97,7 +97,7 @@ def test_a_read_only_index_is_searched_and_served_but_not_written(folder, galler
             client = client_of(searcher)
             found = client.get("/api/search", params={"query": "a cat"}).json()["results"]
             assert len(found) == 3
-            for address in ("picture", "about"):
+            for address in ("image", "about"):
                 assert client.get(f"/api/videos/{found[0]['id']}/{address}").status_code == 200
             with pytest.raises(SearchError, match=r"cannot be read or written .*readonly database.*permissions"):
                 searcher.catalog.set_fact("other", 1)

@@ -4,22 +4,26 @@ import io
 import itertools
 import os
 import re
+import shlex
 import shutil
 import socket
 import string
 import struct
+import subprocess
 import tempfile
 import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from urllib.parse import quote
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import av
 import httpx
 import pytest
 from browser import serving
+from fastapi.routing import APIRoute
 from PIL import Image
 from search_parts import LOCAL, app_of, client_of, connect, find, served, write_clip
 
@@ -77,7 +81,7 @@ def test_videos_are_served_in_byte_ranges_and_with_thumbnails(client, searcher):
     assert whole.headers["content-type"] == "video/mp4"
     part = client.get(f"/api/videos/{row.id}/file", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, whole.content[10:20])
-    thumbnail = client.get(f"/api/videos/{row.id}/picture", params={"time": 1.0}).content
+    thumbnail = client.get(f"/api/videos/{row.id}/image", params={"time": 1.0}).content
     assert thumbnail == searcher.catalog.thumbnail(row.id, 1.0)
     assert thumbnail[:3] == b"\xff\xd8\xff"
 
@@ -114,13 +118,11 @@ def test_an_uploaded_clip_or_image_finds_videos(client, gallery):
         ("search", {"query": "a", "normalize": "yes"}, 422, "normalize"),
         ("search", {"query": "a" * 2001}, 422, "query"),
         ("search", {"query": "a", "folder": "/etc"}, 400, "must be a path inside an indexed folder"),
-        ("search", {"query": "a", "shortest": 5}, 422, "shortest"),
         ("videos", {"top": 0}, 422, "top"),
-        ("videos", {"shortest": 5}, 422, "shortest"),
         ("videos", {"folder": "../etc"}, 400, "must be a path inside an indexed folder"),
         ("videos/0123456789abcdef/about", {}, 404, "no video"),
         ("videos/0123456789abcdef/file", {}, 404, "no video"),
-        ("videos/0123456789abcdef/picture", {}, 404, "no thumbnails"),
+        ("videos/0123456789abcdef/image", {}, 404, "no thumbnails"),
         ("videos/xyz/file", {}, 422, "video"),
     ],
 )
@@ -128,6 +130,40 @@ def test_bad_requests_are_refused_with_the_reason(client, address, parameters, s
     response = client.get(f"/api/{address}", params=parameters)
     assert response.status_code == status
     assert message in response.json()["detail"]
+
+
+def api_routes(app):
+    """The methods and paths of the API."""
+    return {(method, route.path) for route in app.routes if isinstance(route, APIRoute) for method in route.methods}
+
+
+def test_every_route_refuses_unknown_parameters(client, searcher):
+    video = searcher.catalog.videos()[0].id
+    routes = api_routes(client.app)
+    assert len(routes) == 8
+    for method, path in routes:
+        response = client.request(method, path.replace("{video}", video), params={"query": "a", "shortest": 5})
+        assert response.status_code == 422, path
+        assert "shortest: Extra inputs are not permitted" in response.json()["detail"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_documentation_shows_a_working_command_for_every_route(searcher, gallery, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
+    shutil.copy(gallery / "clip3.mp4", tmp_path / "clip.mp4")
+    (tmp_path / "photo.jpg").write_bytes(image("JPEG"))
+    video = searcher.catalog.videos()[0].id
+    called = set()
+    with served(searcher) as address:
+        for line in re.findall("^curl .*", page, re.MULTILINE):
+            words = shlex.split(line.replace("$TVR_SEARCH_TOKEN", "secret"), comments=True)
+            url = re.sub("http://.*?/", address, words[-1]).replace("ID", video)
+            run = subprocess.run([*words[:-1], "--fail-with-body", "-sS", url], cwd=tmp_path, capture_output=True)
+            assert run.returncode == 0, f"{line}: {run.stdout} {run.stderr}"
+            path = urlsplit(url).path.replace(video, "{video}")
+            called.add(("POST" if "--data-binary" in words else "GET", path))
+    assert called == api_routes(app_of(searcher))
+    assert (tmp_path / "frame.jpg").read_bytes()[:2] == b"\xff\xd8"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +271,7 @@ def test_the_page_loads_nothing_from_other_hosts_and_cannot_be_embedded(client, 
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
     assert page.headers["x-content-type-options"] == "nosniff"
     video = f"/api/videos/{searcher.catalog.videos()[0].id}"
-    for path in ("/", "/app.js", f"{video}/file", f"{video}/picture", "/api/videos/x/file"):
+    for path in ("/", "/app.js", f"{video}/file", f"{video}/image", "/api/videos/x/file"):
         assert client.get(path).headers["Cross-Origin-Resource-Policy"] == "same-origin", path
 
 

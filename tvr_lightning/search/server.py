@@ -85,6 +85,23 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
+class NoParameters(BaseModel, extra="forbid"):
+    """No parameters; any is refused."""
+
+
+class ExampleParameters(BaseModel, extra="forbid"):
+    """Parameters of an upload."""
+
+    kind: ExampleKind = Field("clip", description="type of the body")
+    name: str = Field("", max_length=200, description="name of the upload")
+
+
+class ImageParameters(BaseModel, extra="forbid"):
+    """Parameters of a thumbnail."""
+
+    time: float = Field(0.0, ge=0, le=1e7, description="seconds")
+
+
 class LibraryQuery(BaseModel, extra="forbid"):
     """Parameters of the list of videos."""
 
@@ -186,6 +203,11 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         path = relative(row.path, catalog.roots)
         return Video(**vars(row) | {"path": path, "captions": catalog.captions_of(row.id)})
 
+    def refuse_parameters(_: Annotated[NoParameters, Query()]) -> None:
+        """Accept only a request without parameters."""
+
+    no_parameters = Depends(refuse_parameters)
+
     @app.get("/api/search", responses=REFUSALS, dependencies=[Depends(limited(app.state.searches, "searches"))])
     def search(query: Annotated[SearchQuery, Query()]) -> Answer:
         """Find videos by text, by an example, or by both."""
@@ -199,17 +221,13 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         dependencies=[Depends(limited(app.state.uploads, "uploads"))],
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BYTES}}}},
     )
-    async def upload(
-        request: Request,
-        kind: Annotated[ExampleKind, Query(description="type of the body")] = "clip",
-        name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
-    ) -> dict[str, str]:
+    async def upload(request: Request, query: Annotated[ExampleParameters, Query()]) -> dict[str, str]:
         """Keep the clip or image in the body as an example for later searches, until newer ones replace it."""
-        name = name or f"example {kind}"
+        name = query.name or f"example {query.kind}"
         with tempfile.TemporaryDirectory(prefix=UPLOADS) as folder:
             path = Path(folder) / "example"
             await _save_upload(request, path, options)
-            example = await anyio.to_thread.run_sync(searcher.add_example, path, kind, name, limiter=decoders)
+            example = await anyio.to_thread.run_sync(searcher.add_example, path, query.kind, name, limiter=decoders)
         return {"id": example, "name": name}
 
     @app.get("/api/videos", responses=REFUSALS)
@@ -218,12 +236,12 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         rows, count = catalog.listed(query.folder, query.top, query.after)
         return Library(videos=[facts(row) for row in rows], count=count)
 
-    @app.get("/api/videos/{video}/about", responses=REFUSALS)
+    @app.get("/api/videos/{video}/about", responses=REFUSALS, dependencies=[no_parameters])
     def about(video: Id) -> Video:
         """Return facts about a video and its captions."""
         return facts(catalog.video(video))
 
-    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
+    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse, dependencies=[no_parameters])
     def file(video: Id) -> Response:
         """Return the video itself, or a range of its bytes."""
         path = Path(os.path.realpath(catalog.video(video).path))
@@ -233,12 +251,12 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             raise SearchError(f"{path.name} cannot be read. Run tvr index again.")
         return FileResponse(path, media_type=guess_type(path.name)[0] or "application/octet-stream")
 
-    @app.get("/api/videos/{video}/picture", responses=REFUSALS, response_class=Response)
-    def thumbnail(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
+    @app.get("/api/videos/{video}/image", responses=REFUSALS, response_class=Response)
+    def thumbnail(video: Id, query: Annotated[ImageParameters, Query()]) -> Response:
         """Return the indexed frame nearest to a time as JPEG."""
-        return Response(catalog.thumbnail(video, time), media_type="image/jpeg")
+        return Response(catalog.thumbnail(video, query.time), media_type="image/jpeg")
 
-    @app.get("/api/index")
+    @app.get("/api/index", dependencies=[no_parameters])
     def index() -> IndexFacts:
         """Return the numbers of videos, the scorers, and the folders."""
         return IndexFacts(
@@ -249,7 +267,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             skipped=len(catalog.skipped()),
         )
 
-    @app.get("/health")
+    @app.get("/health", dependencies=[no_parameters])
     def health() -> dict[str, str]:
         """Confirm that the index can be read."""
         catalog.fact("version")

@@ -212,7 +212,7 @@ function drawCard(result, list) {
   const play = (time) => openPlayer(list(), list().indexOf(result), time);
   const image = find("img");
   item.dataset.id = result.id;
-  image.src = `/api/videos/${result.id}/picture?time=${result.start}`;
+  image.src = `/api/videos/${result.id}/image?time=${result.start}`;
   if (result.width) image.style.aspectRatio = `${result.width} / ${result.height}`;
   find("h3").textContent = result.rank ? `${result.rank}. ${result.path}` : result.path;
   const time = result.rank ? `${clock(result.start)} of ${clock(result.duration)}` : clock(result.duration);

@@ -59,7 +59,7 @@ function openPlayer(list, place, time) {
   const video = document.createElement("video");
   Object.assign(video, { controls: true, playsInline: true, wanted: time });
   video.setAttribute("aria-label", result.path);
-  video.poster = `/api/videos/${result.id}/picture?time=${time}`;
+  video.poster = `/api/videos/${result.id}/image?time=${time}`;
   video.addEventListener("loadedmetadata", () => { video.currentTime = video.wanted; }, { once: true });
   video.addEventListener("timeupdate", () => showTime(video.currentTime));
   video.addEventListener("error", () => sayCopied("This browser cannot play the file."));
