@@ -3,14 +3,13 @@
 import re
 import shutil
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
 from encoders.random_media import random_media
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.torch_version import TorchVersion
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.encoders.compiled import compile_blocks
@@ -117,10 +116,41 @@ def shard(rank):
     return [equal, complete, encoder.fingerprint() == fingerprint]
 
 
-def test_fsdp2_on_gpus_needs_a_torch_whose_fsdp2_works_there(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cu130"))
-    with pytest.raises(UserError, match=r"torch 2\.13 or later"):
-        shard_method(TinyClipEncoder(), SimpleNamespace(device_type="cuda"))
+class Temperature(torch.nn.Module):
+    """A unit that is called without arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = torch.nn.Parameter(torch.arange(1.0, 5.0))
+
+    def forward(self):
+        return self.logs.exp()
+
+    def clamped(self):
+        return self().clamp(max=10)
+
+
+def shard_without_arguments(rank):
+    """Train with FSDP2 as before torch 2.13, which failed on GPUs in calls without arguments."""
+    plain = FSDPState._root_pre_forward
+
+    def failing(self, module, arguments, options):
+        assert arguments or options
+        return plain(self, module, arguments, options)
+
+    FSDPState._root_pre_forward = failing
+    module = torch.nn.ModuleDict({"temperature": Temperature()})
+    shard_method(module, init_device_mesh("cpu", (2,)))
+    unit = module["temperature"]
+    (unit().sum() + unit.clamped().sum()).backward()
+    return unit.logs.grad.full_tensor().tolist()
+
+
+def test_units_without_arguments_train_with_fsdp2_before_torch_2_13():
+    values = torch.arange(1.0, 5.0).exp()
+    expected = (values * (1 + (values < 10))).tolist()
+    for gradient in run_processes(shard_without_arguments, 2):
+        assert gradient == pytest.approx(expected)
 
 
 def test_a_sharded_encoder_has_the_same_features_and_fingerprint():

@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.errors import UserError
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.float32) -> None:
@@ -23,15 +22,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, matrices_in: torch.dtype = torch.
     while it computes. Parameters must be used only in the forward or public methods of the children. The matrices of
     the encoder's blocks are gathered and used in `matrices_in`, as under autocast, but stored and reduced in float32. A
     second call changes nothing, because Lightning configures a model for every stage.
-
-    Raises:
-        UserError: the devices are GPUs, and torch is older than 2.13, whose FSDP2 fails in calls without arguments
-            there (pytorch/pytorch#183943).
     """
-    if mesh.device_type != "cpu" and torch.__version__ < "2.13":  # compared by number
-        raise UserError(
-            f"FSDP2 on GPUs needs torch 2.13 or later, not {torch.__version__}. Update torch, or use DDPStrategy"
-        )
     # Methods return views but do not modify them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for unit in _units(module):
@@ -88,12 +79,27 @@ def _gather_in_methods(unit: nn.Module) -> None:
 
         return method
 
-    unit.forward = outermost(unit.forward, unit.forward)
+    unit.forward = _without_placeholder(outermost(unit.forward, unit.forward))
+    unit.register_forward_pre_hook(_add_placeholder, prepend=True, with_kwargs=True)
     for name, _ in inspect.getmembers(type(unit), inspect.isfunction):
         if not (name.startswith("_") or hasattr(nn.Module, name) or hasattr(FSDPModule, name)):
             plain = getattr(unit, name)
+            setattr(unit, name, _without_placeholder(plain))
             register_fsdp_forward_method(unit, name)
-            setattr(unit, name, outermost(plain, getattr(unit, name)))
+            setattr(unit, name, outermost(plain, functools.partial(getattr(unit, name), placeholder=None)))
+
+
+def _add_placeholder(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Add an option, because FSDP2 before torch 2.13 fails on GPUs in calls without any (pytorch/pytorch#183943)."""
+    return arguments, options | {"placeholder": None}
+
+
+def _without_placeholder(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def method(*arguments: Any, placeholder: None = None, **options: Any) -> Any:
+        return plain(*arguments, **options)
+
+    return method
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
