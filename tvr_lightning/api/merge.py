@@ -30,8 +30,11 @@ def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) ->
     encoder = module.encoder
     if not isinstance(encoder, OpenClipEncoder) or isinstance(encoder.clip, CoCa):
         raise UserError(f"{checkpoint}: open_clip cannot load {type(encoder).__name__}, or needs CoCa's text decoder.")
-    if encoder.patch_shift is not None or any(isinstance(part, AdapterLayers) for part in encoder.modules()):
-        raise UserError(f"{checkpoint}: open_clip has no model with adapters or patch_shift. Tune with LoRA instead.")
+    added = any(isinstance(part, AdapterLayers) for part in encoder.modules())
+    if added or encoder.patch_shift is not None or encoder.token_merging is not None:
+        raise UserError(
+            f"{checkpoint}: open_clip has no model with adapters, patch_shift, or token_merging. Tune with LoRA instead."
+        )
     for part in list(encoder.modules()):
         for name in list(getattr(part, "parametrizations", ())):
             parametrize.remove_parametrizations(part, name)

@@ -68,6 +68,7 @@ class Encoder(FeatureEncoder):
         interpolation: Interpolation for resizing; CLIP's by default.
         encoder_precision: Data type of the matrices.
         gives_patches: Whether there are vectors of patches in addition to those of frames.
+        frames: Number of frames that every video must have; None for any number.
         text_preparation: Short description of the tokenization, which is part of the fingerprint of stored features.
     """
 
@@ -78,6 +79,7 @@ class Encoder(FeatureEncoder):
     interpolation: Interpolation = "bicubic"
     encoder_precision: EncoderPrecision = "float32"
     gives_patches: bool = True
+    frames: int | None = None
     text_preparation: str = "the encoder's own tokens"
     _said_fewer = False
 
@@ -116,10 +118,19 @@ class Encoder(FeatureEncoder):
         Features from a store are returned unchanged.
         """
         if not isinstance(video, VideoFeatures):
+            self.check_patches(patches)
             return self.encode_media(video, patches)
         if patches and video.patches is None:
             raise UserError("The stored features contain no patches. Extract them again with patches.")
         return video
+
+    def check_patches(self, needed: bool) -> None:
+        """Refuse a need for vectors of patches if there are none."""
+        if needed and not self.gives_patches:
+            raise UserError(
+                f"{getattr(self, 'name', type(self).__name__)} gives no patches. Choose a method without them, or another "
+                "encoder."
+            )
 
     @abstractmethod
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:

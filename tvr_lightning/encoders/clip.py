@@ -130,7 +130,7 @@ class ClipEncoder(OpenClipEncoder):
         large = ("architecture", "weights", "preprocessing", "tokenizer", "language")
         switches = {name: value for name, value in options.items() if name not in large}
         switches |= {"encoder_precision": "float32"}  # rounding would hide differences
-        if switches.get("patch_shift"):  # it is that of the last blocks of twelve
+        if switches.get("patch_shift") or switches.get("token_merging"):  # in the last blocks of twelve
             vision = {"width": 64, "layers": 12, "patch_size": 8, "image_size": 32}
             sizes = {"embed_dim": 64, "vision_cfg": vision, "text_cfg": {"width": 64, "heads": 1, "layers": 1}}
             return {"class_path": "SizedClipEncoder", "init_args": {"configuration": sizes} | switches}

@@ -18,6 +18,7 @@ from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, TemporalInitialization, Tower
 from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
+from tvr_lightning.encoders.token_merging import TempMe, encode_frames, merge_tokens
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
 from tvr_lightning.encoders.tuning import untuned_state
 from tvr_lightning.encoders.vision_towers import PatchShift, encode_images
@@ -53,6 +54,8 @@ class OpenClipEncoder(Encoder):
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
             and Triton on a GPU; a new batch size triggers recompilation.
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
+        token_merging: merge similar tokens within and across the frames of a video; there are then no patches, and every
+            video needs the number of frames of the option.
     """
 
     clip: Any  # open_clip does not type the attributes of its models
@@ -70,6 +73,7 @@ class OpenClipEncoder(Encoder):
         gradient_checkpointing: Annotated[bool, Role.MACHINE] = False,
         compile_towers: Annotated[bool, Role.MACHINE] = False,
         patch_shift: bool = False,
+        token_merging: TempMe | None = None,
     ):
         super().__init__()
         self.name, self.text_mask, self.encoder_precision = name, text_mask, encoder_precision
@@ -112,6 +116,12 @@ class OpenClipEncoder(Encoder):
         elif encoder_precision != "float32":
             raise UserError(f"encoder_precision is {encoder_precision!r}; expected float32 or float16")
         self.patch_shift = PatchShift(model.visual, name) if patch_shift else None
+        self.token_merging = token_merging
+        if token_merging is not None:
+            if patch_shift:
+                raise UserError("encoder.token_merging leaves no patches for encoder.patch_shift. Remove one of them.")
+            merge_tokens(model.visual, token_merging, name)
+            self.frames, self.gives_patches = token_merging.frames, False
         if compile_towers:
             compile_blocks([self._text.transformer, model.visual])
 
@@ -168,6 +178,13 @@ class OpenClipEncoder(Encoder):
                 f"frames are {tuple(pixels.shape[2:])}, but the encoder needs (3, {self.image_size}, "
                 f"{self.image_size}). Set the data's image_size to the encoder's."
             )
+        if self.token_merging is not None:
+            if pixels.shape[1] != self.frames:
+                raise UserError(
+                    f"encoder.token_merging merges the tokens of {self.frames} frames, but the videos have "
+                    f"{pixels.shape[1]}. Set data.init_args.frames to {self.frames}."
+                )
+            return VideoFeatures(encode_frames(self.clip.visual, pixels), frame_mask.bool()).float()
         if self.patch_shift is not None:
             self.patch_shift.frames = pixels.shape[1]
         frames, cells = encode_images(self.clip.visual, pixels, patches)
@@ -218,6 +235,8 @@ class OpenClipEncoder(Encoder):
             found["preparation"] = self.preparation.describe()
         if self.patch_shift is not None:
             found["patch_shift"] = True
+        if self.token_merging is not None:
+            found["token_merging"] = repr(self.token_merging)
         if not isinstance(self.tokenizer, ClipTokenizer):
             found["tokenizer"] = self.tokenizer.description
         if isinstance(self._text, HFTextEncoder):

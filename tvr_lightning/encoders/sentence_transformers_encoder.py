@@ -110,8 +110,6 @@ class SentenceTransformersEncoder(Encoder):
 
     @override
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        if patches:
-            raise UserError(f"{self.name} gives no patches. Choose a method without them, or another encoder.")
         pixels = media.pixels.flatten(0, 1).permute(0, 2, 3, 1).cpu().float().round().clamp(0, 255).byte().numpy()
         found = self._encode([Image.fromarray(frame) for frame in pixels], self.document_prompt, "document")
         frames = found["sentence_embedding"].unflatten(0, media.pixels.shape[:2]).clone()

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from typing_extensions import override
 
 from tvr_lightning.encoders.base import Encoder, Tower
+from tvr_lightning.encoders.token_merging import MergingBlock
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import ConfigVariant, Count, Dropout, Positive, Role, check
 
@@ -115,6 +116,7 @@ class LoRA(Tuning):
         targets: matrices that change: those of the attention's `query`, `key`, `value` and `output`, and of the `mlp`.
         towers: towers whose blocks change.
         dropout: share of the input features that the change ignores in a training step, the same for all tokens.
+        shared: whether query, key and value have one A together instead of one each, as in TempMe.
     """
 
     def __init__(
@@ -124,8 +126,9 @@ class LoRA(Tuning):
         targets: Annotated[tuple[Target, ...], Role.SCORE] = ("query", "value"),
         towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video"),
         dropout: Dropout = 0.0,
+        shared: Annotated[bool, Role.SCORE] = False,
     ) -> None:
-        self.rank, self.alpha, self.dropout = rank, alpha, dropout
+        self.rank, self.alpha, self.dropout, self.shared = rank, alpha, dropout, shared
         self.targets, self.towers = tuple(targets), tuple(dict.fromkeys(towers))
         check(self)
         if not (targets and towers):
@@ -133,7 +136,7 @@ class LoRA(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        encoder.requires_grad_(False)
+        _freeze_pretrained(encoder)
         with torch.random.fork_rng(devices=[]):  # so that other layers start as without LoRA
             for name, blocks in _towers(encoder, self.towers):
                 found = {target for block in blocks for target in self._change(block)}
@@ -153,8 +156,10 @@ class LoRA(Tuning):
             if targets and weight.ndim == 2:
                 found.update(targets)
                 parts = [names.index(target) for target in targets] if fused else [0]
+                if self.shared and not fused:
+                    raise UserError("LoRA.shared needs one matrix for query, key and value, as in CLIP's own transformers.")
                 owner, _, leaf = name.rpartition(".")
-                change = LowRank(weight, 3 if fused else 1, parts, self.rank, self.alpha, self.dropout)
+                change = LowRank(weight, 3 if fused else 1, parts, self.rank, self.alpha, self.dropout, self.shared)
                 parametrize.register_parametrization(block.get_submodule(owner), leaf, change)
         return found
 
@@ -163,19 +168,27 @@ class LowRank(nn.Module):
     """Low-rank change of a weight (rows, columns), whose rows consist of `count` equal parts.
 
     Only the `parts` with these indices change, each by B A with A (rank, columns) and B (rows / count, rank), scaled by
-    alpha / rank. Dropout zeroes a share of the columns of A in a training step.
+    alpha / rank. The parts may have a `shared` A. Dropout zeroes a share of the columns of A in a training step.
     """
 
     scale: Tensor
 
     def __init__(
-        self, weight: Tensor, count: int, parts: Sequence[int], rank: int, alpha: float, dropout: float
+        self,
+        weight: Tensor,
+        count: int,
+        parts: Sequence[int],
+        rank: int,
+        alpha: float,
+        dropout: float,
+        shared: bool,
     ) -> None:
         super().__init__()
         rows, columns = weight.shape
         self.count, self.parts = count, parts
         # float32, also for float16 weights, since small steps would be rounded to zero
-        self.down = nn.Parameter(torch.empty(len(parts), rank, columns).uniform_(-(columns**-0.5), columns**-0.5))
+        down = torch.empty(1 if shared else len(parts), rank, columns)
+        self.down = nn.Parameter(down.uniform_(-(columns**-0.5), columns**-0.5))
         self.up = nn.Parameter(torch.zeros(len(parts), rows // count, rank))
         self.register_buffer("scale", torch.tensor(alpha / rank))  # persistent: features depend on it
         self.dropout = nn.Dropout(dropout)
@@ -212,7 +225,7 @@ class Adapter(Tuning):
 
     @override
     def apply(self, encoder: Encoder) -> None:
-        encoder.requires_grad_(False)
+        _freeze_pretrained(encoder)
         with torch.random.fork_rng(devices=[]):  # so that other layers start as without adapters
             for name, blocks in _towers(encoder, self.towers):
                 for block in blocks:
@@ -248,6 +261,14 @@ def untuned_state(block: nn.Module) -> dict[str, Tensor]:
     state = {name.removesuffix(".original"): value for name, value in block.state_dict().items()}
     added = re.compile(r"^adapter\.|parametrizations\.\w+\.\d+\.")
     return {name.replace("parametrizations.", ""): value for name, value in state.items() if not added.search(name)}
+
+
+def _freeze_pretrained(encoder: Encoder) -> None:
+    """Freeze all weights of an encoder but the positions that TempMe adds to those of CLIP."""
+    encoder.requires_grad_(False)
+    for part in encoder.modules():
+        if isinstance(part, MergingBlock) and part.clip_positions is not None:
+            part.clip_positions.requires_grad_(True)
 
 
 def _towers(encoder: Encoder, towers: Sequence[Tower]) -> Iterator[tuple[str, list[nn.Module]]]:

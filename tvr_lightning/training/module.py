@@ -146,6 +146,7 @@ class RecipeModule(LightningModule):
     @override
     def setup(self, stage: str) -> None:
         check_precision(str(self.trainer.precision))
+        self.encoder.check_patches(getattr(self, "needs_patches", False))
         precision = self.encoder.encoder_precision
         self.encoder.check_trainer(
             str(self.trainer.precision), type(self.trainer.strategy).__name__, encoder_precision=precision
