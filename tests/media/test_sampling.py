@@ -108,6 +108,9 @@ NTSC = 30000 / 1001
         # 300 frames at 29.97 fps: a second of CLIP4Clip has 29 frames, a second of GARE 30.
         ("int-fps-uniform", 300, NTSC, 12, None, [0, 29, 58, 87, 116, 145, 174, 203, 232, 261, 290]),
         ("round-fps-uniform", 300, NTSC, 12, None, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270]),
+        ("round-fps-filled", 300, NTSC, 12, None, [0, 27, 54, 81, 108, 135, 163, 190, 217, 244, 271, 299]),
+        ("round-fps-filled", 300, 20.0, 12, None, [0, 20, 40, 60, 100, 120, 140, 160, 200, 220, 240, 280]),
+        ("round-fps-filled", 5, 5.0, 12, None, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4]),
         ("container-segments", 300, NTSC, 12, None, [12, 37, 62, 87, 112, 137, 162, 187, 212, 237, 262, 287]),
         # Both released rules read whole seconds and take the frame at the end of a span.
         ("int-fps-uniform", 300, NTSC, 12, (2.6, 5.0), [58, 87, 116, 145]),

@@ -52,7 +52,7 @@ def sample_frames(
         raise UserError(f"the span {start} to {end} s is invalid; expected 0 <= start < end")
     end = min(end, duration)
     elapsed = times - times[0]
-    if sampling in ("int-fps-uniform", "round-fps-uniform", "container-segments"):
+    if sampling in ("int-fps-uniform", "round-fps-uniform", "round-fps-filled", "container-segments"):
         declared = declared or Declared(len(times) / duration, len(times))
         return np.clip(_released(sampling, len(times), frames, span, declared), 0, len(times) - 1)
     if sampling in ("one-fps-uniform", "head", "tail"):
@@ -70,8 +70,9 @@ def sample_frames(
 def _released(sampling: FrameSampling, count: int, frames: int, span: Span | None, declared: Declared) -> Positions:
     """Return the positions that a rule of released code selects in a clip of `count` frames.
 
-    CLIP4Clip (`rawvideo_util.py`) and GARE (`_get_rawvideo_dec`) read spans in whole seconds. T-MASS
-    (`video_capture.py`) computes the segments of a span from its end in frames, which need not be an integer.
+    CLIP4Clip (`rawvideo_util.py`) and GARE (`_get_rawvideo_dec`) read spans in whole seconds. TempMe's rule takes F
+    frames at equal steps from a clip with fewer than F seconds. T-MASS (`video_capture.py`) computes the segments of a
+    span from its end in frames, which need not be an integer.
     """
     if sampling == "container-segments":
         if span is None:
@@ -87,7 +88,10 @@ def _released(sampling: FrameSampling, count: int, frames: int, span: Span | Non
         positions = positions[positions < count]
     else:
         last = int(min(end * declared.rate, count - 1))
-        positions = np.arange(int(start * declared.rate), last + 1, max(round(declared.rate), 1), dtype=np.int64)
+        first = int(start * declared.rate)
+        positions = np.arange(first, last + 1, max(round(declared.rate), 1), dtype=np.int64)
+        if sampling == "round-fps-filled" and 0 < len(positions) < frames:
+            positions = np.linspace(first, last, frames).astype(np.int64)
     return _shorten(positions, frames, sampling) if len(positions) else np.array([count - 1])
 
 
