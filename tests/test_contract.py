@@ -8,7 +8,8 @@ import yaml
 import tvr_lightning.methods
 from tvr_lightning.testing import MethodTestSuite, method_recipes, small
 
-RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
+FOLDER = Path(__file__).parent.parent / "recipes"
+RECIPES = {**method_recipes(FOLDER), "TempMe on CLIP4Clip": FOLDER / "tempme.yaml"}
 for title, recipe in RECIPES.items():
     name = f"Test{title.replace(' ', '')}"
     globals()[name] = type(name, (MethodTestSuite,), {"recipe": recipe, "together": tuple(RECIPES.values())})

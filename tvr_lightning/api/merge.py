@@ -33,7 +33,7 @@ def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) ->
     added = any(isinstance(part, AdapterLayers) for part in encoder.modules())
     if added or encoder.patch_shift is not None or encoder.token_merging is not None:
         raise UserError(
-            f"{checkpoint}: open_clip has no model with adapters, patch_shift, or token_merging. Tune with LoRA instead."
+            f"{checkpoint}: open_clip has no model with adapters, patch_shift, or token_merging. Tune with LoRA."
         )
     for part in list(encoder.modules()):
         for name in list(getattr(part, "parametrizations", ())):

@@ -68,7 +68,7 @@ class Encoder(FeatureEncoder):
         interpolation: Interpolation for resizing; CLIP's by default.
         encoder_precision: Data type of the matrices.
         gives_patches: Whether there are vectors of patches in addition to those of frames.
-        frames: Number of frames that every video must have; None for any number.
+        fixed_frames: Number of frames that every video must have; None for any number.
         text_preparation: Short description of the tokenization, which is part of the fingerprint of stored features.
     """
 
@@ -79,7 +79,7 @@ class Encoder(FeatureEncoder):
     interpolation: Interpolation = "bicubic"
     encoder_precision: EncoderPrecision = "float32"
     gives_patches: bool = True
-    frames: int | None = None
+    fixed_frames: int | None = None
     text_preparation: str = "the encoder's own tokens"
     _said_fewer = False
 
@@ -128,8 +128,8 @@ class Encoder(FeatureEncoder):
         """Refuse a need for vectors of patches if there are none."""
         if needed and not self.gives_patches:
             raise UserError(
-                f"{getattr(self, 'name', type(self).__name__)} gives no patches. Choose a method without them, or another "
-                "encoder."
+                f"{getattr(self, 'name', type(self).__name__)} gives no patches. Choose a method without them, or "
+                "another encoder."
             )
 
     @abstractmethod

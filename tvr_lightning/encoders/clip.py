@@ -130,11 +130,15 @@ class ClipEncoder(OpenClipEncoder):
         large = ("architecture", "weights", "preprocessing", "tokenizer", "language")
         switches = {name: value for name, value in options.items() if name not in large}
         switches |= {"encoder_precision": "float32"}  # rounding would hide differences
-        if switches.get("patch_shift") or switches.get("token_merging"):  # in the last blocks of twelve
+        if switches.get("patch_shift"):  # it is that of the last blocks of twelve
             vision = {"width": 64, "layers": 12, "patch_size": 8, "image_size": 32}
             sizes = {"embed_dim": 64, "vision_cfg": vision, "text_cfg": {"width": 64, "heads": 1, "layers": 1}}
             return {"class_path": "SizedClipEncoder", "init_args": {"configuration": sizes} | switches}
         sizes = {"width": 64, "image_size": 32, "patch_size": 8, "text_layers": 4, "vision_layers": 1}
+        if switches.get("token_merging"):  # of four frames instead of twelve
+            fewer = {"frames": 4, "clip_blocks": [1, 2], "joined": [2, 2]}
+            switches |= {"token_merging": {"class_path": "TempMe", "init_args": fewer}}
+            sizes["vision_layers"] = 4
         return {"class_path": "TinyClipEncoder", "init_args": sizes | switches}
 
 

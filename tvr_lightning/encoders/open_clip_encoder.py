@@ -54,8 +54,8 @@ class OpenClipEncoder(Encoder):
         compile_towers: compile the blocks of both transformers with torch.compile, which needs a C++ compiler on a CPU
             and Triton on a GPU; a new batch size triggers recompilation.
         patch_shift: Move patches between neighboring frames in the attention of vision blocks 10 and 11 (UCoFiA).
-        token_merging: merge similar tokens within and across the frames of a video; there are then no patches, and every
-            video needs the number of frames of the option.
+        token_merging: merge similar tokens within and across the frames of a video; there are then no patches, and
+            every video needs the number of frames of the option.
     """
 
     clip: Any  # open_clip does not type the attributes of its models
@@ -121,7 +121,7 @@ class OpenClipEncoder(Encoder):
             if patch_shift:
                 raise UserError("encoder.token_merging leaves no patches for encoder.patch_shift. Remove one of them.")
             merge_tokens(model.visual, token_merging, name)
-            self.frames, self.gives_patches = token_merging.frames, False
+            self.fixed_frames, self.gives_patches = token_merging.frames, False
         if compile_towers:
             compile_blocks([self._text.transformer, model.visual])
 
@@ -179,10 +179,10 @@ class OpenClipEncoder(Encoder):
                 f"{self.image_size}). Set the data's image_size to the encoder's."
             )
         if self.token_merging is not None:
-            if pixels.shape[1] != self.frames:
+            if pixels.shape[1] != self.fixed_frames:
                 raise UserError(
-                    f"encoder.token_merging merges the tokens of {self.frames} frames, but the videos have "
-                    f"{pixels.shape[1]}. Set data.init_args.frames to {self.frames}."
+                    f"encoder.token_merging merges the tokens of {self.fixed_frames} frames, but the videos have "
+                    f"{pixels.shape[1]}. Set data.init_args.frames to {self.fixed_frames}."
                 )
             return VideoFeatures(encode_frames(self.clip.visual, pixels), frame_mask.bool()).float()
         if self.patch_shift is not None:

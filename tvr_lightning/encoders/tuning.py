@@ -157,7 +157,7 @@ class LoRA(Tuning):
                 found.update(targets)
                 parts = [names.index(target) for target in targets] if fused else [0]
                 if self.shared and not fused:
-                    raise UserError("LoRA.shared needs one matrix for query, key and value, as in CLIP's own transformers.")
+                    raise UserError("LoRA.shared needs one matrix for query, key and value, as in CLIP's transformers.")
                 owner, _, leaf = name.rpartition(".")
                 change = LowRank(weight, 3 if fused else 1, parts, self.rank, self.alpha, self.dropout, self.shared)
                 parametrize.register_parametrization(block.get_submodule(owner), leaf, change)

@@ -102,10 +102,10 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
         self.temporal: nn.Module | None = None
         self.evaluation_config = evaluation or EvaluationConfig()
         self.contrast.check(self.evaluation_config)
-        if encoder.frames not in (None, frames):
+        if encoder.fixed_frames not in (None, frames):
             raise UserError(
-                f"the encoder's token_merging needs {encoder.frames} frames per video, but frames is {frames}. Set both "
-                "to the same number."
+                f"the encoder's token_merging needs {encoder.fixed_frames} frames per video, but frames is {frames}. "
+                "Set both to the same number."
             )
         self.words = encoder.positions(words)
         self.frames = frames

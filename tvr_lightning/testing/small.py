@@ -26,7 +26,7 @@ DATA = {"frames": FRAMES, "words": WORDS, "batch_size": BATCH, "eval_batch_size"
 
 
 def method_recipes(folder: Path) -> dict[str, Path]:
-    """Return one recipe per retrieval method and contrast in a folder, by title; the one with the shortest name."""
+    """Return one recipe per retrieval method and contrast in a folder, by title: the method's own or the shortest."""
     recipes: dict[str, Path] = {}
     for path in sorted(folder.glob("*.yaml"), key=lambda path: (len(path.stem), path.stem)):
         model = read_recipe(path).get("model") or {}
@@ -34,6 +34,8 @@ def method_recipes(folder: Path) -> dict[str, Path]:
         if issubclass(method, RetrievalModule):
             contrast = (model.get("init_args") or {}).get("contrast")
             title = f"{contrast['class_path']} on {method.__name__}" if contrast else method.__name__
+            if path.stem == title.lower():
+                recipes[title] = path
             recipes.setdefault(title, path)
     return dict(sorted(recipes.items()))
 
