@@ -65,12 +65,16 @@ lists the differences between the paper, the released code, and this code."""
 
 
 def method_files() -> dict[str, Path]:
-    """Return the file with the docstring of each method, by its class; the papers, which are folders, come first."""
+    """Return the file with the docstring of each method, by its class; the papers, which are folders, come first.
+
+    TempMe, which is an option of the encoder, comes last.
+    """
     found = {}
     for name in tvr_lightning.methods.__all__:
         module = getattr(tvr_lightning.methods, name).__module__
         found[name] = METHODS.joinpath(*module.split(".")[2:]).with_suffix(".py")
-    return dict(sorted(found.items(), key=lambda item: (item[1].parent == METHODS, item[1])))
+    found = dict(sorted(found.items(), key=lambda item: (item[1].parent == METHODS, item[1])))
+    return {**found, "TempMe": METHODS.parent / "encoders" / "token_merging.py"}
 
 
 def docstring(path: Path) -> str:
@@ -142,7 +146,7 @@ def deviations_page(measured: dict[str, Any]) -> str:
             cells = [topic, *said.values(), effect.get((name, topic), "")]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("\n".join(lines))
-        recipe = path.stem if path.parent == METHODS else path.parent.name
+        recipe = path.parent.name if path.parent.parent == METHODS else name.lower()
         for heading, items in (
             ("Values of the recipes that quote both the paper and the released code:", recipe_values(recipe)),
             ("Overlays:", overlays(recipe)),
