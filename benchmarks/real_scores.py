@@ -130,7 +130,7 @@ def best_scale(scores: Tensor, bank: Tensor, made: Callable[[float], Normalizer]
 
 
 def gains(scores: Tensor, made: Callable[[float], Normalizer]) -> list[Interval]:
-    """Return what a normalization adds to R@1 with the ranked texts as the bank, and with other texts.
+    """Return the gain in R@1 of a normalization with the ranked texts as the bank, and with other texts.
 
     Each half of 20 random divisions is ranked, and the scale is chosen within the other half.
     """

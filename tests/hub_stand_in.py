@@ -13,7 +13,7 @@ COMMIT = "a" * 40
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves repositories, which are contents by file name; whoever has the token "good" may push."""
+    """Serves repositories, which are contents by file name; a client with the token "good" may push."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""Captioning with a tiny model of the real class: files, kills and full disks, and refused input."""
+"""Captioning with a tiny model of the real class: files, interruptions, full disks, and refused input."""
 
 import dataclasses
 import json

@@ -127,8 +127,8 @@ def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path)
     for create in (SentenceTransformersEncoder, SentenceTransformersEncoder.required_files):
         with pytest.raises(UserError, match=r"does not accept images\. Choose a model for texts and images\.$"):
             create(weights=str(tmp_path))
-    with pytest.raises(MissingWeightsError, match=r"nobody/nothing is missing: .* `hf download nobody/nothing`"):
-        SentenceTransformersEncoder("nobody/nothing")
+    with pytest.raises(MissingWeightsError, match=r"missing/model is missing: .* `hf download missing/model`"):
+        SentenceTransformersEncoder("missing/model")
 
 
 @pytest.mark.slow

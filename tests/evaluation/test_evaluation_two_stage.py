@@ -22,7 +22,7 @@ def second_stage(text, video):
 
 
 def split(seed=0):
-    """Five videos with 2, 1, 3, 0 and 2 texts, the texts in an order of their own."""
+    """Five videos with 2, 1, 3, 0 and 2 texts, the texts in another order."""
     generator = torch.Generator().manual_seed(seed)
     owner = torch.tensor([2, 0, 4, 2, 1, 0, 4, 2])
     frames = torch.randn(5, 4, 6, generator=generator)

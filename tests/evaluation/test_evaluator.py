@@ -27,7 +27,7 @@ def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
 
 
 def split(texts_per_video: tuple[int, ...] = (2, 1, 3, 0, 1, 2, 4, 1), noise: float = 1.5, seed: int = 0):
-    """Features and pairing of a split whose texts are noisy copies of their videos, in an order of their own."""
+    """Features and pairing of a split whose texts are noisy copies of their videos, in another order."""
     generator = torch.Generator().manual_seed(seed)
     owner = torch.repeat_interleave(torch.arange(len(texts_per_video)), torch.tensor(texts_per_video))
     owner = owner[torch.randperm(len(owner), generator=generator)]

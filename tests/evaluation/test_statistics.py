@@ -98,7 +98,9 @@ def test_an_interval_of_a_difference_contains_the_shifts_that_the_paired_test_ke
         outside, inside = (exchanged(difference.numpy(), video, end + step * inward) for step in (-0.5, 0.5))
         assert outside < 0.055
         assert inside > 0.045
-    expected = interval_of(difference, video, resamples=20_000)  # a bootstrap, which is close for so many queries
+    expected = interval_of(
+        difference, video, resamples=20_000
+    )  # a bootstrap, which is close for this number of queries
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1.7)
 
 
@@ -131,7 +133,7 @@ def test_equal_systems_do_not_differ_and_a_large_gain_is_significant():
 
 
 def test_resampling_captions_by_video_widens_the_interval():
-    # Five captions each of 40 videos that rank alike: 40 independent draws, not 200.
+    # Five captions each of 40 videos with equal ranks: 40 independent draws, not 200.
     values = torch.randint(1, 21, (40,), generator=torch.Generator().manual_seed(2)).repeat_interleave(5).double()
     video = torch.arange(40).repeat_interleave(5)
     alone, together = interval_of(values), interval_of(values, video)

@@ -1,7 +1,7 @@
 """Our optimizers equal the released ones bit for bit, in float64 to 1e-14 of the movement.
 
 The released steps are restated here with one operation per line, because recorded float32 values have the square roots
-of the processor that recorded them: Intel's MKL, which torch calls, rounds about one in 200 differently on another one.
+of the CPU that recorded them: Intel's MKL, which torch calls, rounds about one in 200 differently on another one.
 The recorded values are therefore compared to one rounding in float32, and bit for bit in float16.
 """
 

@@ -31,7 +31,7 @@ def test_runs_of_shipped_tables_have_published_rows_and_notes_explain_missing_ru
     assert {run.entry for run in table.runs} <= printed
     assert len({run.entry for run in table.runs}) == len(table.runs)
     if printed - {run.entry for run in table.runs}:
-        assert table.note, "a note says why published rows have no run"
+        assert table.note, "published rows without a run need a note with the reason"
     methods = {"GAID", "GAID+DSL", "T-MASS", "T-Mass"}
     leaking = {row.entry for row in table.rows if row.method in methods and row.recall_1 is not None}
     clean = [run for run in table.runs if run.entry in leaking and not run.config[-1].stem.endswith("-as-released")]

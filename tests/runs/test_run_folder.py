@@ -81,7 +81,7 @@ def test_metrics_of_a_resumed_run_continue_and_those_of_a_new_run_start_empty(tm
     for step in range(6):
         first.log_metrics({"train/loss": 10.0 - step, "epoch": step // 2}, step)
     with (run / METRICS).open("a") as file:
-        file.write("2,")  # as a kill leaves it
+        file.write("2,")  # incomplete after an interruption
     writer = AtomicCheckpointIO()
     writer.save_checkpoint({"global_step": 4, "hyper_parameters": {}}, checkpoint)
     writer.teardown()

@@ -103,12 +103,12 @@ def test_an_index_can_be_searched_from_any_working_folder(published, gallery, ch
 
 
 def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_network):
-    encoder = {"class_path": "ClipEncoder", "init_args": {"architecture": "hf-hub:somebody/model", "weights": "none"}}
+    encoder = {"class_path": "ClipEncoder", "init_args": {"architecture": "hf-hub:owner/model", "weights": "none"}}
     path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", encoder=encoder)
-    with pytest.raises(CheckpointError, match=r"a\.ckpt: .*hf-hub:somebody/model would be downloaded"):
+    with pytest.raises(CheckpointError, match=r"a\.ckpt: .*hf-hub:owner/model would be downloaded"):
         Scorer(ScorerSource(str(path)))
     with pytest.raises(ValueError, match="would be downloaded"):
-        find_weights("hf-hub:somebody/model", None)
+        find_weights("hf-hub:owner/model", None)
     assert no_network == []
 
 

@@ -1,4 +1,4 @@
-"""Indexing keeps unchanged videos, notices changes, and resumes after a kill."""
+"""Indexing keeps unchanged videos, notices changes, and resumes after an interruption."""
 
 import fcntl
 import functools

@@ -1,4 +1,4 @@
-"""A feature store returns what was written, or reports what is damaged; it stays valid after kills and full disks."""
+"""A feature store returns what was written, or reports what is damaged; it survives interruptions and full disks."""
 
 import json
 import os

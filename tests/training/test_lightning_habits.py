@@ -1,4 +1,4 @@
-"""What Lightning's documentation promises works, or is refused in one sentence before the first step.
+"""Features in Lightning's documentation work, or are refused with a clear error before the first step.
 
 Every test is a row of the table in docs/lightning.md.
 """
@@ -33,7 +33,7 @@ EMA = "--trainer.callbacks+=EMAWeightAveraging"
 
 
 class UnfreezeLater(BaseFinetuning):
-    """Callback that trains the encoder from the second epoch on, with a learning rate of its own."""
+    """Callback that trains the encoder from the second epoch on, with a separate learning rate."""
 
     def freeze_before_training(self, pl_module):
         self.freeze(pl_module.encoder)

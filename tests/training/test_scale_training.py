@@ -71,7 +71,7 @@ def test_losses_and_weights_equal_those_of_one_process(name, root, results):
     assert len(changed) > 20
     for strategy in ("ddp", "fsdp2"):
         losses = [result[f"{strategy} {name}"][0] for result in results]
-        # Question answering has no loss over all pairs, so each process logs the loss of its own part.
+        # Question answering has no loss over all pairs, so each process logs the loss of its part.
         assert torch.tensor(losses).mean(0).tolist() == pytest.approx(expected[0], rel=1e-6)
         assert_equal_weights(results, f"{strategy} {name}", expected[1])
 

@@ -56,7 +56,7 @@ def hue_saturation_brightness(image: Image.Image) -> NDArray[np.int16]:
 
 
 def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
-    """Return the mean difference of hue, saturation, and brightness, 0 to 255; hues lie on a circle."""
+    """Return the mean difference of hue, saturation, and brightness, 0 to 255; hues are on a circle."""
     difference = np.abs(one - other)
     difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
     return float(difference.mean())

@@ -43,7 +43,7 @@ def head_of(case, **changes):
 
 
 def merge(case, patches):
-    """Return what every stage makes of patches (M, F, P, D), and the last ones (M, F, P', D)."""
+    """Return the output of every stage for patches (M, F, P, D), and the last patches (M, F, P', D)."""
     given, found = case.config, {}
     options = PatchMerging(
         ratio=float(given.get("patch_ratio", 0.5)),

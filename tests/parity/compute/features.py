@@ -1,4 +1,4 @@
-"""What the authors' cases start from: tokens and pixels through the checkpoint's CLIP, or embeddings as they are."""
+"""Inputs of the authors' cases: tokens and pixels through the checkpoint's CLIP, or embeddings as they are."""
 
 import torch
 from torch import nn

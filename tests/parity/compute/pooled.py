@@ -86,7 +86,7 @@ def compute_tmass(case):
 
 
 def _as_released(case, head, text, video, draws):
-    """Scores (N, M) by the released protocol: caption s of a query meets videos pooled under their own caption s."""
+    """Scores (N, M) by the released protocol: caption s of a query and videos pooled with their caption s."""
     owner, slot = case.input("caption_video"), case.input("caption_slot")
     scores = text.sentence.new_zeros(len(text), len(video))
     for i in range(len(text)):

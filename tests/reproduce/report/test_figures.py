@@ -206,7 +206,7 @@ def test_the_retrieval_sheet_shows_the_best_videos_and_the_matching_one(splits):
     assert chart.facts == ["its own video is ranked 1"]
     assert found["correct"][:, :2].all()
     assert not found["correct"][:, 2:].any()
-    assert found["strips"].std() > 1  # real pictures
+    assert found["strips"].std() > 1  # real frames
     worst = perfect(splits["gare"], scale=-1.0)
     assert measure_sheet(worst)["rank"].max() == worst.similarity.shape[1]
 
@@ -337,7 +337,7 @@ def test_the_gate_uses_the_matching_caption(splits, measured):
     expected = linear(both).sigmoid().squeeze(-1).detach().numpy()
     np.testing.assert_allclose(found["gate.weights"][0], expected, rtol=1e-4)
     assert (np.diff(found["gate.times"], axis=1) > 0).all()
-    assert (found["gate.high"] - found["gate.low"]).max() > 0.01  # there is sound
+    assert (found["gate.high"] - found["gate.low"]).max() > 0.01  # there is audio
 
 
 def test_merged_patches_are_never_split_again(splits, measured):

@@ -186,7 +186,7 @@ def test_question_answering_under_submitit_records_every_question(root, tmp_path
 
 @pytest.mark.slow
 def test_a_run_on_two_devices_writes_its_card(root, tmp_path):
-    # As with real data: a command of its own, which Lightning repeats for the second device.
+    # As with real data: a separate command, which Lightning repeats for the second device.
     overlay = tmp_path / "two.yaml"
     overlay.write_text(TWO_DEVICES)
     plan = plan_of("gaid-1", root, ["clip4clip"], overlay=overlay)
@@ -279,7 +279,7 @@ def test_a_killed_command_resumes(root, tmp_path, ended):
     (out / "fixture-20").symlink_to(root)
     options = ["--only=clip4clip,baseline", "--fixture", "--fixture_videos=20", f"--out={out}", f"--recipes={RECIPES}"]
     command = [sys.executable, "-m", "tvr_lightning.cli", "reproduce", "gare-1", *options, f"--overlay={overlay}"]
-    # In a session of its own, so that every process it leaves behind can be found.
+    # In a separate session, so that every remaining process can be found.
     process = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
     while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
         assert process.poll() is None

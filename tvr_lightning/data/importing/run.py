@@ -30,7 +30,7 @@ Way = Literal["link", "copy"]
 
 @dataclass
 class ImportReport:
-    """Result of an import: differences from the protocol in one sentence each, and numbers of videos and texts.
+    """Result of an import: differences from the protocol, one sentence each, and numbers of videos and texts.
 
     `new` and `present` count the videos, `unused` have no caption and were not imported, and `absent` have no file.
     """

@@ -22,7 +22,7 @@ Share = Annotated[float, Range(above=0, below=1)]
 DensityRule = Literal["paper", "neighbours", "hbi"]
 """`paper` is exp(-mean of the k smallest distances), including the token itself at 0; `neighbours` excludes it;
 `hbi` is HBI's and TCFormer's exp(-mean of squared distances), with distances divided by sqrt(D) and the
-token itself included, and the densest token has the largest distance of the whole set instead of its own."""
+token itself included, and the distance of the densest token is the largest distance of the whole set."""
 
 
 class PatchReduction(ConfigVariant):
