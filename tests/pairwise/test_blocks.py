@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, Scores
 from tvr_lightning.pairwise import score_in_blocks
 
@@ -44,7 +45,7 @@ def test_scores_and_gradients_do_not_depend_on_the_blocks(items, pairs, few):
         (7, 9, 70, "video", (7, 1)),
         (7, 9, 140, "video", (7, 2)),
         (7, 9, 35, "video", (3, 1)),
-        (7, 9, 5, "video", (1, 1)),
+        (7, 9, 10, "video", (1, 1)),
         (7, 9, 10_000, "video", (7, 9)),
         (7, 9, 180, "text", (2, 9)),
         (7, 9, 35, "text", (1, 3)),
@@ -68,6 +69,11 @@ def test_blocks_are_as_large_as_the_budget_allows(texts, videos, budget, few, fi
         score_in_blocks(watched, *items, pair_bytes=10, budget=budget, few=few)
     assert seen[0] == max(seen) == first
     assert sum(n * m for n, m in seen) == texts * videos
+
+
+def test_a_budget_below_one_pair_is_refused(items):
+    with pytest.raises(UserError, match="scores of one pair need 10 bytes, but half of the memory budget is 9 bytes"):
+        score_in_blocks(product, *items, pair_bytes=10, budget=9)
 
 
 def test_dropout_is_the_same_when_a_block_is_recomputed(items):

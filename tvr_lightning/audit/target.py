@@ -15,6 +15,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.config import memory_budget
 from tvr_lightning.evaluation.loop import encode_split
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.restricted_trainer import RestrictedTrainer
@@ -148,7 +149,7 @@ class AuditTarget:
             placed.append((items.features[order], rows))
         (texts, rows), (videos, columns) = placed
         found = texts[rows].to(method.device), videos[columns].to(method.device)
-        budget = method.evaluation_config.memory_bytes
+        budget = memory_budget(method.evaluation_config.memory_gib, method.device)
         source = PairScores(method.score, texts, videos, memory_budget_bytes=budget, device=method.device)
         scores = torch.zeros(len(texts), len(columns))
         with gathered(method, method.encoder):

@@ -1,12 +1,41 @@
 """Settings for the evaluation of a method."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Annotated
+
+import torch
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Normalizer
 from tvr_lightning.metrics import RankMetric
-from tvr_lightning.option_types import Count, Options, Range, Role
+from tvr_lightning.option_types import Count, Options, Positive, Role
+
+GIB = 2**30
+MIB = 2**20
+
+
+def memory_budget(gib: float | None, device: torch.device) -> int:
+    """Return the memory budget for scores on a device, in bytes: `gib`, or the default of the device.
+
+    The default is 2 GiB; on a GPU without gradients, it is a quarter of the memory that is free at the first call, and
+    at most 32 GiB. In training, it does not depend on free memory, because dropout masks depend on the blocks.
+    """
+    if gib is not None:
+        return max(int(gib * GIB), 1)
+    if device.type != "cuda" or torch.is_grad_enabled():
+        return 2 * GIB
+    return _free_quarter(device)
+
+
+@functools.cache
+def _free_quarter(device: torch.device) -> int:
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if free < 256 * MIB:
+        raise UserError(
+            f"{device} has only {free // MIB} MiB of free memory. Stop programs that use it, or choose another GPU"
+        )
+    return min(free // 4, 32 * GIB)
 
 
 @dataclass
@@ -18,7 +47,8 @@ class EvaluationConfig(Options):
         metrics: further metrics of each direction for the results table and logs, named by class (`RankMetric`).
         seed: seed for the random order in which texts and videos are scored, so that positions reveal nothing about
             pairs.
-        memory_gib: memory budget for scoring, in GiB.
+        memory_gib: memory budget for scoring, in GiB. By default, it is 2, or in evaluation on a GPU a quarter of the
+            free memory, at most 32.
         top_k: number of videos that `tvr predict` writes for every text.
         normalization: post-processing of the scores in evaluation and prediction; none by default. Recipes name it by
             class: `DualSoftmax`, `QueryBankNorm`, `SinkhornBias`, or `TwoStage`.
@@ -33,7 +63,7 @@ class EvaluationConfig(Options):
     recall: list[int] = field(default_factory=lambda: [1, 5, 10])
     metrics: list[RankMetric] = field(default_factory=list)
     seed: int = 0
-    memory_gib: Annotated[float, Range(above=0), Role.MACHINE] = 2.0
+    memory_gib: Annotated[Positive | None, Role.MACHINE] = None
     top_k: Count = 10
     normalization: Normalizer | None = None
     bank_size: Count = 16384
@@ -53,8 +83,3 @@ class EvaluationConfig(Options):
             raise UserError("evaluation.metrics are computed in both directions. Remove `direction` from them.")
         if self.audit and self.audit < 4:
             raise UserError(f"evaluation.audit must be at least 4, or 0 for no audit, not {self.audit}")
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the memory budget for scoring in bytes."""
-        return int(self.memory_gib * 2**30)

@@ -21,6 +21,7 @@ from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import EvaluationSampler
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.config import memory_budget
 from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, best_of_gallery
@@ -193,7 +194,9 @@ def evaluate(method: Method, split: SplitFeatures, truth: GroundTruth, sanity_ch
 def _evaluator(method: Method, **options: Any) -> Evaluator:
     config = method.evaluation_config
     common = {"temperature": method.score_temperature(), "parts": method.averaged_parts, "device": method.device}
-    return Evaluator(seed=config.seed, memory_budget_bytes=config.memory_bytes, **common, **options)
+    # The devices share the blocks, whose sizes follow from the budget.
+    budget = min(gather_objects(memory_budget(config.memory_gib, method.device)))
+    return Evaluator(seed=config.seed, memory_budget_bytes=budget, **common, **options)
 
 
 def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,12 +7,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from tvr_lightning.evaluation.config import MIB, memory_budget
 from tvr_lightning.features import FeatureBatch, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.pairwise import DensePairVectors, PairVectors, Pairwise, score_in_blocks
 from tvr_lightning.pairwise.tiles import loops_are_fast
 
-GIB = 2**30
-MIB = 2**20
 CACHES = {"video": 32 * MIB, "text": 32 * MIB, "both": 16 * MIB}
 """Maximum size of a block on a CPU, so that it fits the caches, by the side that is scored a few items at a time."""
 
@@ -54,10 +53,10 @@ class PairHead(nn.Module, ABC):
         self.pair_dropout = dropout
         self.behind_dropout = behind_dropout
         self.side: Literal["video", "text", "both"] = side
-        self.memory_gib = 2.0
+        self.memory_gib: float | None = None
         self.required_form: type[Pairwise] | None = None
 
-    def within(self, memory_gib: float) -> Self:
+    def within(self, memory_gib: float | None) -> Self:
         """Set the memory budget, a method's `evaluation.memory_gib`, and return the head."""
         self.memory_gib = memory_gib
         return self
@@ -110,7 +109,7 @@ class PairHead(nn.Module, ABC):
             pair_bytes=tensor.element_size() * (self.pair_numbers(text, video) + extra),
             budget=self.block_bytes(tensor.device),
             few=self.side,
-            kept=self.kept_bytes,
+            kept=self.kept_bytes(tensor.device),
         )
         if order is None:
             return scores
@@ -121,18 +120,17 @@ class PairHead(nn.Module, ABC):
         """Return the order (N,) int64 in which prepared texts are scored; None keeps their order."""
         return None
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory budget of all blocks together: half of the budget. The evaluator uses the other half."""
-        return max(int(self.memory_gib * GIB / 2), 1)
+    def kept_bytes(self, device: torch.device) -> int:
+        """Return the memory of all blocks together: half of the budget. The evaluator uses the other half."""
+        return max(memory_budget(self.memory_gib, device) // 2, 1)
 
     def block_bytes(self, device: torch.device) -> int:
         """Return the memory of one block: the budget, on a CPU limited to the size of its caches."""
         # Vectors after dropout are processed in cache-sized tiles. If all are kept, joining blocks would copy them.
         joined = self.training and self.pair_dropout > 0 and self.behind_dropout > 0
         if not loops_are_fast(device) or joined:
-            return self.kept_bytes
-        return min(self.kept_bytes, TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
+            return self.kept_bytes(device)
+        return min(self.kept_bytes(device), TRAINING_CACHE if torch.is_grad_enabled() else CACHES[self.side])
 
     def of_texts(self, vectors: Tensor, videos: int) -> Pairwise:
         """Return vectors (N, D) or (N, Q, D) of texts as pair vectors with `videos` videos."""

@@ -35,13 +35,18 @@ def score_in_blocks(
     recomputed in the backward pass with the same random numbers.
 
     Raises:
-        UserError: There is no text or no video.
+        UserError: There is no text or no video, or the budget is too small for one pair.
     """
     if not len(text) or not len(video):
         raise UserError(f"score_in_blocks: nothing to score with {len(text)} texts and {len(video)} videos")
+    if budget < pair_bytes:
+        raise UserError(
+            f"scores of one pair need {pair_bytes} bytes, but half of the memory budget is {budget} bytes. Increase "
+            "evaluation.memory_gib, or leave it out"
+        )
     anew = torch.is_grad_enabled() and len(text) * len(video) * pair_bytes > kept
     budget = max(budget, kept) if anew else budget
-    text_step, video_step = _steps(len(text), len(video), max(budget // pair_bytes, 1), few)
+    text_step, video_step = _steps(len(text), len(video), budget // pair_bytes, few)
     anew = anew and (text_step < len(text) or video_step < len(video))
     run: Callable[[T, V], Scores] = partial(checkpoint, score, use_reentrant=False) if anew else score
     texts = [text[i : i + text_step] for i in range(0, len(text), text_step)]

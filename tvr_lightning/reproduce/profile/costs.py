@@ -21,6 +21,7 @@ from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.config import memory_budget
 from tvr_lightning.evaluation.pair_scores import PairScores
 from tvr_lightning.evaluation.results import environment
 from tvr_lightning.features import FeatureBatch
@@ -163,7 +164,7 @@ def measure_costs(
         # Views of one item, since only their sizes count.
         every_text = text[:1].apply(lambda tensor: tensor.expand(queries, *tensor.shape[1:]))
         every_video = video[:1].apply(lambda tensor: tensor.expand(videos, *tensor.shape[1:]))
-        budget = module.evaluation_config.memory_bytes
+        budget = memory_budget(module.evaluation_config.memory_gib, device)
         blocks = PairScores(module.score, every_text, every_video, memory_budget_bytes=budget, device=device)
         some = repeated(text, min(blocks.block_texts, queries))
         few = repeated(video, min(blocks.block_videos, videos))

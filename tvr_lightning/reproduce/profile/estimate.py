@@ -17,6 +17,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch
 from tvr_lightning.data.records import SplitName
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.config import memory_budget
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.ncl.method import NCL
 from tvr_lightning.progress import clock
@@ -149,8 +150,9 @@ def count_evaluation(
         return min(items, batches * data.eval_batch_size * replicas)
 
     texts, videos = seen(len(split.texts)), seen(len(split.videos))
+    budget = memory_budget(config.memory_gib, method.device)
     # Scores that take more than an eighth of the budget are computed in each of the two passes.
-    pairs = texts * videos * (1 if 4 * texts * videos <= config.memory_bytes // 8 else 2)
+    pairs = texts * videos * (1 if 4 * texts * videos <= budget // 8 else 2)
     if config.normalization is None or not config.normalization.needs_bank or not pairs:
         return texts, videos, pairs
     if isinstance(method.contrast, NCL) and method.contrast.bank_source == "queue":  # encoded in training
