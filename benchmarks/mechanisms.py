@@ -1,13 +1,15 @@
 """Test each paper's claim on synthetic features that contain the factor it names at several strengths, including 0.
 
-Each arm of a claim (mechanisms_claims.py) chooses a learning rate and a number of steps on validation pairs, and is
-then trained with five seeds. The script writes mechanisms.json and, from it, mechanisms.md with figures. Records of
-finished heads are kept, so an interrupted run resumes. If the code of an experiment or of the training changes, its
-heads are trained again.
+Each arm of a claim (mechanisms_claims.py) chooses its learning rate on validation pairs, and is then trained with ten
+seeds. The script appends the record of each finished head to a file, so an interrupted run resumes, in the order in
+which results matter: rates, five seeds at both ends, the other strengths, five more seeds, deviations. It then writes
+mechanisms.json and, from it, mechanisms.md with figures; claims that lack records are marked. Results of other code are
+refused.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -18,7 +20,7 @@ import subprocess
 import threading
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cache
@@ -26,60 +28,74 @@ from pathlib import Path
 from typing import Any
 
 import mechanisms_heads
-import mechanisms_worlds
+import mechanisms_settings
 import torch
-from mechanisms_claims import CLAIMS, DEVIATIONS, LEAKS, SETTINGS, Arm, Job, Trial
-from mechanisms_heads import TEXT_TO_VIDEO, outcome
+from mechanisms_claims import CLAIMS, DEVIATIONS, LEAKS, RATES, Arm, Size, Trial
+from mechanisms_heads import TEXT_TO_VIDEO, Job, outcome
 from mechanisms_page import summary, write_page
-from mechanisms_worlds import WORLDS, make_world
+from mechanisms_settings import BATCH, COPIES, SETTINGS, make_setting
 
 from tvr_lightning.progress import clock
 
 HERE = Path(__file__).parent
-COMMITTED = ("mechanisms_worlds.py", "mechanisms_heads.py", "mechanisms_claims.py")
-QUICK = ((1e-3, 16),)
 Record = dict[str, Any]
-Settings = Sequence[tuple[float, int]]
+Found = dict[str, Record]
+SMALL = Size(pairs=1024, queue=1024, epochs=1, seeds=2, extend=False)
+
+
+@cache
+def code(setting: str) -> str:
+    """Return a fingerprint of the code of a setting and of the training, without comments and docstrings."""
+    made = SETTINGS[setting]
+    others = {each.__name__ for each in SETTINGS.values()} - {made.__name__, *made.__code__.co_names}
+    text = ""
+    for module in (mechanisms_settings, mechanisms_heads):
+        tree = ast.parse(inspect.getsource(module))
+        tree.body = [node for node in tree.body if not _of_others(node, others)]
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]  # type: ignore[attr-defined]
+        text += ast.unparse(tree)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _of_others(node: ast.stmt, others: set[str]) -> bool:
+    listed = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "FUNCTIONS"
+    return listed or (isinstance(node, ast.FunctionDef) and node.name in others)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def key(job: Job) -> str:
     """Return a fingerprint of everything that determines the outcome of a head, except the package and torch."""
-    return hashlib.sha256(f"{_source(job.world)}{job!r}".encode()).hexdigest()[:16]
-
-
-@cache
-def _source(world: str) -> str:
-    """Return the code that determines the data and the training of a world, without the other worlds."""
-    source = inspect.getsource(mechanisms_worlds)
-    for name, make in WORLDS.items():
-        if not (name.startswith(world) or world.startswith(name)):  # some worlds extend another one
-            source = source.replace(inspect.getsource(make), "")
-    return source + inspect.getsource(mechanisms_heads)
+    return hashlib.sha256(f"{code(job.setting)}{job!r}".encode()).hexdigest()[:16]
 
 
 def train(job: Job) -> Record:
     """Train one head with one thread, and return its record."""
     torch.set_num_threads(1)
     start = time.process_time()
-    world = make_world(job.world, job.seed, job.strength)
-    found = outcome(job.head, world, job.seed, job.rate, job.ratio, job.steps)
-    about = {"key": key(job), **vars(job), "head": repr(job.head), "settings": committed()}
+    found = outcome(job, make_setting(job.setting, job.seed, job.strength, job.pairs))
+    about = {"key": key(job), "code": code(job.setting), "commit": commit(), **vars(job), "head": repr(job.head)}
     return {**about, "seconds": time.process_time() - start, **found}
 
 
-def committed() -> str:
-    """Return the commit of the worlds, heads, and claims, and whether they have changed since then."""
-
-    def git(*arguments: str) -> str:
-        words = ("git", *arguments, "--", *COMMITTED)
-        return subprocess.run(words, cwd=HERE, capture_output=True, text=True).stdout.strip()
-
-    commit = git("log", "-1", "--format=%h of %cI") or "no commit"
-    return f"{commit}, changed since" if git("status", "--porcelain") else commit
+@cache
+def commit() -> str:
+    """Return the commit of the checkout."""
+    words = ("git", "rev-parse", "--short=8", "HEAD")
+    return subprocess.run(words, cwd=HERE, capture_output=True, text=True).stdout.strip() or "no commit"
 
 
-def read_records(file: Path) -> dict[str, Record]:
-    """Return the finished heads by key, and remove a last line that an interrupted run left incomplete."""
+def read_records(file: Path) -> Found:
+    """Return the finished heads by key, and remove a last line that an interrupted run left incomplete.
+
+    Raises:
+        SystemExit: A result was computed by other code.
+    """
     if not file.exists():
         return {}
     text = file.read_text(encoding="utf-8")
@@ -87,27 +103,36 @@ def read_records(file: Path) -> dict[str, Record]:
     if whole != text:
         file.write_text(whole, encoding="utf-8")
         print(f"{file}: removed the incomplete last line of an interrupted run", flush=True)
-    return {record["key"]: record for record in map(json.loads, whole.splitlines())}
+    records = [json.loads(line) for line in whole.splitlines()]
+    other = {
+        each["setting"] for each in records if each["setting"] not in SETTINGS or each["code"] != code(each["setting"])
+    }
+    if other:
+        raise SystemExit(
+            f"{file} contains results of other code for the settings {', '.join(sorted(other))}. Remove their "
+            "lines, or pass another file as --records."
+        )
+    return {record["key"]: record for record in records}
 
 
-def run(jobs: Iterable[Job], what: str, file: Path, workers: int) -> dict[str, Record]:
-    """Train the heads that have no record, and append the record of each as soon as it is finished."""
-    records, wanted = read_records(file), {key(job): job for job in jobs}
+def run(jobs: Iterable[Job], what: str, args: Namespace) -> Found:
+    """Train the heads that have no record, append the record of each as soon as it is finished, and return all."""
+    records, wanted = read_records(args.records), {key(job): job for job in jobs}
     missing = [job for name, job in wanted.items() if name not in records]
     print(f"{what}: {len(wanted)} heads, {len(wanted) - len(missing)} of them finished", flush=True)
-    if missing:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    if missing and not args.collect:
+        args.records.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
         # Spawned, because torch's threads do not survive a fork.
-        pool = multiprocessing.get_context("spawn").Pool(workers, _end_with_parent)
-        with pool, file.open("a", encoding="utf-8") as out:
+        pool = multiprocessing.get_context("spawn").Pool(args.num_workers, _end_with_parent)
+        with pool, args.records.open("a", encoding="utf-8") as out:
             for count, record in enumerate(pool.imap_unordered(train, missing), 1):
                 records[record["key"]] = record
                 out.write(json.dumps(record) + "\n")
                 out.flush()
                 left = (time.monotonic() - start) / count * (len(missing) - count)
-                print(f"{count} of {len(missing)}: {record['world']}, {clock(left)} left", flush=True)
-    return {name: records[name] for name in wanted}
+                print(f"{count} of {len(missing)}: {record['setting']}, {clock(left)} left", flush=True)
+    return {name: records[name] for name in wanted if name in records}
 
 
 def _end_with_parent() -> None:
@@ -122,73 +147,162 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def chosen(trial: Trial, arm: Arm, point: float, settings: Settings, found: dict[str, Record]) -> Job:
-    """Return the job with seed 0 and the best text-to-video R@1 on the validation pairs, for an arm at a point."""
-    jobs = [trial.job(arm, point if point in trial.ends else trial.points[-1], 0, setting) for setting in settings]
-    return max(jobs, key=lambda job: found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
+class Plan:
+    """Heads to train, and what is known about the best rate of each arm.
+
+    Attributes:
+        size: Amount of training.
+        found: Finished heads.
+    """
+
+    def __init__(self, size: Size) -> None:
+        self.size, self.found = size, dict[str, Record]()
+
+    def tried(self, trial: Trial, arm: Arm, point: float) -> list[Job]:
+        """Return the jobs with seed 0 that are needed to choose the rate, in ascending order of the rates.
+
+        Rates are added until the best one is between two others, or is the first or last of `RATES`.
+        """
+        rates = list(trial.rates(arm))
+        while True:
+            jobs = [trial.job(arm, point, 0, rate, self.size) for rate in rates]
+            if len(rates) == 1 or not self.size.extend or not all(key(job) in self.found for job in jobs):
+                return jobs
+            best, before, after = self.best(arm, jobs), RATES.index(rates[0]) - 1, RATES.index(rates[-1]) + 1
+            if best is jobs[0] and before >= 0:
+                rates.insert(0, RATES[before])
+            elif best is jobs[-1] and after < len(RATES):
+                rates.append(RATES[after])
+            else:
+                return jobs
+
+    def best(self, arm: Arm, jobs: Sequence[Job]) -> Job:
+        """Return the job with the best text-to-video R@1 on the validation pairs."""
+        return max(jobs, key=lambda job: self.found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
+
+    def chosen(self, trial: Trial, arm: Arm, point: float) -> Job | None:
+        """Return the best job for an arm at a point, or None if not all rates have been tried."""
+        jobs = self.tried(trial, arm, point if point in trial.ends else trial.points[-1])
+        return self.best(arm, jobs) if all(key(job) in self.found for job in jobs) else None
+
+    def edge(self, trial: Trial, arm: Arm, point: float) -> str:
+        """Return why an arm cannot be judged: its best rate is the first or the last of all rates."""
+        best = self.chosen(trial, arm, point)
+        if best is None or best.rate not in (RATES[0], RATES[-1]) or not self.size.extend:
+            return ""
+        return f'the best rate of "{arm.name}" at strength {point:g}, {best.rate:g}, is at the edge of the grid'
+
+    def sweep(self, trials: Iterable[Trial]) -> Iterator[Job]:
+        """Yield the jobs that are needed to choose rates."""
+        yield from (
+            job
+            for trial in trials
+            for arm in trial.arms
+            for point in trial.ends
+            for job in self.tried(trial, arm, point)
+        )
+
+    def job(self, trial: Trial, arm: Arm, point: float, seed: int) -> Job | None:
+        """Return the job of an arm with its best rate."""
+        best = self.chosen(trial, arm, point)
+        return best and trial.job(arm, point, seed, best.rate, self.size)
+
+    def seeds(self, trials: Iterable[Trial], seeds: range, *, ends: bool, others: bool) -> Iterator[Job]:
+        """Yield the jobs with the best rates at the ends of the strengths, between them, or both."""
+        for trial in trials:
+            for point in trial.points:
+                if ends if point in trial.ends else others:
+                    jobs = (self.job(trial, arm, point, seed) for seed in seeds for arm in trial.arms)
+                    yield from (job for job in jobs if job is not None)
+
+    def train(self, claims: Sequence[Trial], deviations: Sequence[Trial], args: Namespace) -> None:
+        """Train all heads, those that matter most first."""
+        few, more = range(min(5, self.size.seeds)), range(5, self.size.seeds)
+        for trials, name in ((claims, "claims"), (deviations, "deviations")):
+            count = -1
+            while len(self.found) > count:
+                count = len(self.found)
+                self.found |= run(self.sweep(trials), f"rates of {name}", args)
+            self.found |= run(self.seeds(trials, few, ends=True, others=False), f"{name}, first seeds", args)
+            self.found |= run(self.seeds(trials, few, ends=False, others=True), f"{name}, other strengths", args)
+            more = more if trials is claims else range(0)
+            self.found |= run(self.seeds(trials, more, ends=True, others=True), f"{name}, other seeds", args)
+
+    def described(self, trial: Trial) -> Record:
+        """Return the data of a trial for the page: the runs of all seeds that all arms have."""
+        runs, seeds = [], range(self.size.seeds)
+        for point in trial.points:
+            jobs = [[self.job(trial, arm, point, seed) for arm in trial.arms] for seed in seeds]
+            complete = [each for each in jobs if all(job is not None and key(job) in self.found for job in each)]
+            runs.append([[self.found[key(job)] for job in each] for each in complete])  # by seed and arm
+        arms = []
+        for number, arm in enumerate(trial.arms):
+            swept = [self.tried(trial, arm, point) for point in trial.ends]
+            known = [[job for job in jobs if key(job) in self.found] for jobs in swept]
+            best = [self.chosen(trial, arm, point) for point in trial.ends]
+            arms.append({
+                "name": arm.name,
+                "role": arm.role,
+                "rates": [job and job.rate for job in best],
+                "sweep": [
+                    [(job.rate, self.found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO]) for job in jobs]
+                    for jobs in known
+                ],
+                "runs": [[each[number]["test"][arm.reading] for each in by_seed] for by_seed in runs],
+            })  # fmt: skip
+        refused = next(filter(None, (self.edge(trial, arm, end) for arm in trial.arms for end in trial.ends)), "")
+        named = {name: getattr(trial, name) for name in ("key", "paper", "setting", "maps", "variant", "points")}
+        return {**named, "refused": refused, "arms": arms}
 
 
-def measure(claims: Sequence[Trial], deviations: Sequence[Trial], settings: Settings, args: Namespace) -> Record:
-    """Choose the settings, train all heads with them, and return the data for the page."""
-    trials = [*claims, *deviations]
-    found = run((job for trial in trials for job in trial.sweep(settings)), "choosing", args.records, args.num_workers)
-
-    def heads(trial: Trial, arm: Arm) -> list[list[Job]]:
-        """Return the jobs of an arm by point and seed."""
-        best = [(point, chosen(trial, arm, point, settings, found)) for point in trial.points]
-        return [[trial.job(arm, p, seed, (job.rate, job.steps)) for seed in range(args.seeds)] for p, job in best]
-
-    jobs = (job for trial in trials for arm in trial.arms for same in heads(trial, arm) for job in same)
-    found |= run(jobs, "seeds", args.records, args.num_workers)
-
-    def measured(trial: Trial, arm: Arm) -> Record:
-        made, swept = heads(trial, arm), [trial.job(arm, trial.points[-1], 0, setting) for setting in settings]
-        return {
-            "name": arm.name,
-            "settings": [(jobs[0].rate, jobs[0].steps) for jobs in made],
-            "runs": [[found[key(job)]["test"][arm.reading] for job in jobs] for jobs in made],
-            "sweep": [found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO] for job in swept],
-        }
-
-    def described(trial: Trial) -> Record:
-        named = {name: getattr(trial, name) for name in ("key", "paper", "says", "world", "ratio", "points")}
-        return {**named, "swept": settings, "arms": [measured(trial, arm) for arm in trial.arms]}
-
+def measure(claims: Sequence[Trial], deviations: Sequence[Trial], size: Size, args: Namespace) -> Record:
+    """Choose the rates, train all heads with them, and return the data for the page."""
+    plan = Plan(size)
+    plan.train(claims, deviations, args)
     about = {
-        "command": f"python benchmarks/mechanisms.py{' --quick' * args.quick}",
+        "command": f"python benchmarks/mechanisms.py{' --small' * args.small}",
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
-        "commits": sorted({record["settings"] for record in found.values()}),
-        "heads": len(found),
-        "minutes": sum(record["seconds"] for record in found.values()) / 60,
-        "seeds": args.seeds,
-        "settings": settings,
+        "commits": sorted({record["commit"] for record in plan.found.values()}),
+        "heads": len(plan.found),
+        "minutes": sum(record["seconds"] for record in plan.found.values()) / 60,
+        **vars(size),
     }
-    return {"about": about, **summary([*map(described, claims)], [*map(described, deviations)], len(LEAKS))}
+    return {"about": about, **summary([*map(plan.described, claims)], [*map(plan.described, deviations)], len(LEAKS))}
 
 
 def main() -> None:
     """Train, write the data, and write the page."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", nargs="+", choices=[claim.key for claim in CLAIMS], help="only these claims")
-    parser.add_argument("--seeds", type=int, default=5, help="at least 2")
+    parser.add_argument(
+        "--claims", nargs="+", choices=sorted({claim.key for claim in CLAIMS}), help="only these claims"
+    )
+    parser.add_argument("--seeds", type=int, default=Size.seeds, help="at least 2")
+    parser.add_argument("--pairs", type=int, default=Size.pairs, help="training pairs")
+    parser.add_argument("--queue", type=int, default=Size.queue, help="training queries in the queues of NCL")
     parser.add_argument("--num_workers", type=int, default=2, help="processes with one thread each")
-    parser.add_argument("--quick", action="store_true", help="one setting of 16 steps, first and last strength only")
+    parser.add_argument("--small", action="store_true", help="two seeds, few pairs, control and strongest factor only")
+    parser.add_argument("--collect", action="store_true", help="train nothing; write data and page from the records")
     parser.add_argument("--page", action="store_true", help="only write the page from mechanisms.json")
     parser.add_argument("--out", type=Path, help="folder; default: benchmarks/results, or build/mechanisms for a part")
     parser.add_argument(
         "--records", type=Path, default=Path("build/mechanisms.jsonl"), help="records of finished heads"
     )
     args = parser.parse_args()
-    if args.seeds < 2 or args.num_workers < 1:
+    size = SMALL if args.small else Size(args.pairs, args.queue, seeds=args.seeds)
+    if size.seeds < 2 or args.num_workers < 1:
         parser.error("--seeds must be at least 2, and --num_workers at least 1")
-    part = bool(args.claims or args.quick)
+    if size.pairs < size.queue:
+        parser.error(f"{size.pairs} training pairs are too few for a queue of {size.queue}. Lower --queue.")
+    if size.pairs % (BATCH * COPIES):
+        parser.error(f"--pairs must be a multiple of {BATCH * COPIES}, so that batches have the intended negatives")
+    part = bool(args.claims or args.small)
     out: Path = args.out or (Path("build/mechanisms") if part else HERE / "results")
     out.mkdir(parents=True, exist_ok=True)
     if not args.page:
         claims = [claim for claim in CLAIMS if claim.key in (args.claims or claim.key)]
-        claims = [replace(claim, points=claim.ends) for claim in claims] if args.quick else claims
-        data = measure(claims, () if part else (*LEAKS, *DEVIATIONS), QUICK if args.quick else SETTINGS, args)
+        claims = [replace(claim, points=claim.ends) for claim in claims] if args.small else claims
+        data = measure(claims, () if part else (*LEAKS, *DEVIATIONS), size, args)
         (out / "mechanisms.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     write_page(json.loads((out / "mechanisms.json").read_text(encoding="utf-8")), out)
 

@@ -1,13 +1,14 @@
-"""Heads of the methods, trained and evaluated on the synthetic features of mechanisms_worlds.py."""
+"""Heads of the methods, trained and evaluated on the synthetic features of mechanisms_settings.py."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from mechanisms_worlds import AUDIO, DIMENSION, FRAMES, WORDS, Split, World
+from mechanisms_settings import AUDIO, BATCH, DIMENSION, FRAMES, LENGTH, WORDS, Setting, Split
 from torch import Tensor, nn
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -18,10 +19,9 @@ from tvr_lightning.evaluation.normalization import Normalizer, SinkhornBias
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods import DPDV, GAID, GARE, NCL, TCMGC, TMASS, CLIP4Clip, XPool
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv.model import Captions
 from tvr_lightning.methods.dpdv.options import DPDVOptions
 from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
-from tvr_lightning.methods.gare.options import GAREOptions, NoIncrement
+from tvr_lightning.methods.gare.options import GAREOptions
 from tvr_lightning.methods.tcmgc.options import TCMGCOptions
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
@@ -29,7 +29,7 @@ from tvr_lightning.methods.xpool import XPoolOptions
 
 @dataclass
 class MeanPooled:
-    """CLIP4Clip with mean pooling and NCL's queues of 1024 training texts and videos.
+    """CLIP4Clip with mean pooling and NCL's queues of training texts and videos.
 
     Attributes:
         normalize_loss: Whether to train with NCL's biases.
@@ -42,6 +42,55 @@ class MeanPooled:
 
 Head = MeanPooled | XPoolOptions | TMASSOptions | TCMGCOptions | GAREOptions | DPDVOptions | GAIDOptions
 """Options of a head; their type identifies the method."""
+Addition = Literal[
+    "text vector", "text layer", "constant query", "constant gate", "constant weights", "random caption", "noisy text"
+]
+
+
+@dataclass
+class Control:
+    """Head with as much capacity or data as a method, but without its idea.
+
+    Attributes:
+        head: Options of the head that is changed.
+        addition: One learned vector or one linear layer for all sentences; a learned query, a fixed gate of 0.5, or
+            learned weights of the contrasts instead of ones that depend on the pair; a random caption of the video
+            instead of its own in each step; or noise on the sentences in training, as long as that of the training data
+            of `noisy sentences`.
+    """
+
+    head: Head
+    addition: Addition
+
+
+@dataclass(frozen=True)
+class Job:
+    """One head to train.
+
+    Attributes:
+        setting: Key of `SETTINGS`.
+        strength: Strength of the factor.
+        head: The head, or a control.
+        seed: Seed of the data, the weights, the batches, and dropout.
+        rate: Maximum learning rate of the head.
+        maps: Maximum learning rate of the maps that replace the encoders.
+        pairs: Number of training pairs.
+        queue: Number of training texts and of training videos in NCL's queues.
+        epochs: Number of epochs.
+        readings: Names of `readings` to evaluate.
+    """
+
+    setting: str
+    strength: float
+    head: Head | Control
+    seed: int
+    rate: float
+    maps: float
+    pairs: int
+    queue: int
+    epochs: int
+    readings: tuple[str, ...] = ("plain",)
+
 
 METHODS: dict[type, tuple[Any, str]] = {
     XPoolOptions: (XPool, "xpool"), TMASSOptions: (TMASS, "tmass"), TCMGCOptions: (TCMGC, "tcmgc"),
@@ -52,11 +101,11 @@ Metrics = dict[str, float]
 """R@1 of both directions in percent, and NCL's normalization errors (Eq. 5) as `..._error`."""
 
 
-def method(head: Head, encoder: TinyClipEncoder) -> RetrievalModule:
+def method(head: Head, encoder: TinyClipEncoder, queue: int) -> RetrievalModule:
     """Return a method with an encoder that only provides sizes."""
     options: dict[str, Any] = {"words": WORDS, "frames": FRAMES}
     if isinstance(head, MeanPooled):
-        contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=1024)
+        contrast = NCL(head.normalize_loss, detach_biases=head.detach_biases, queue_size=queue)
         return CLIP4Clip(encoder, contrast=contrast, **options)
     if isinstance(head, GAIDOptions):
         options["audio_encoder"] = _sound_encoder(head)
@@ -82,13 +131,16 @@ class Adapted(nn.Module):
         super().__init__()
         self.method = method
         self.text, self.video = nn.Linear(DIMENSION, DIMENSION), nn.Linear(DIMENSION, DIMENSION)
+        self.addition: nn.Module | None = None
+        self.random_captions, self.text_noise = False, 0.0
         for layer in (self.text, self.video):
-            nn.init.eye_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            _as_identity(layer)
 
     def texts(self, text: TextFeatures) -> TextFeatures:
         """Return texts as the method scores them."""
-        return self.method.encode_text(replace(text, sentence=self.text(text.sentence), words=self.text(text.words)))
+        sentence = self.text(text.sentence)
+        sentence = sentence if self.addition is None else self.addition(sentence)
+        return self.method.encode_text(replace(text, sentence=sentence, words=self.text(text.words)))
 
     def videos(self, video: VideoFeatures) -> VideoFeatures:
         """Return videos as the method scores them."""
@@ -97,52 +149,113 @@ class Adapted(nn.Module):
 
     def pairs(self, split: Split, rows: Tensor) -> PairedFeatures:
         """Return the pairs in `rows` (B,) of a split for the method's losses."""
-        extras: dict[str, Captions] = {}
+        text, extras = split.text[rows], {}
         if split.captions is not None:
             listed = split.captions[rows]
             extras["captions"] = replace(listed, sentence=self.text(listed.sentence), words=self.text(listed.words))
-        return PairedFeatures(self.texts(split.text[rows]), self.videos(split.video[rows]), rows, rows, extras)
+            if self.random_captions:
+                one = torch.arange(len(rows)), torch.multinomial(listed.mask.float(), 1).squeeze(1)
+                text = TextFeatures(listed.sentence[one], listed.words[one], listed.word_mask[one])
+        if self.text_noise:
+            text = replace(text, sentence=text.sentence + self.text_noise * torch.randn_like(text.sentence))
+        return PairedFeatures(self.texts(text), self.videos(split.video[rows]), rows, rows, extras)
 
 
-def build(head: Head, seed: int) -> Adapted:
+def build(head: Head | Control, seed: int, queue: int) -> Adapted:
     """Return a head with new weights and CLIP's temperature of 0.01."""
     torch.manual_seed(seed)
     encoder = TinyClipEncoder(DIMENSION, image_size=16, text_layers=1, vision_layers=1).requires_grad_(False)
     torch.manual_seed(seed)  # regardless of the random numbers that the encoder has used
-    adapted = Adapted(method(head, encoder))
+    adapted = Adapted(method(head.head if isinstance(head, Control) else head, encoder, queue))
     with torch.no_grad():
         adapted.method.temperature.logit_scale.fill_(math.log(100))
+    if isinstance(head, Control):
+        change(adapted, head.addition)
     return adapted
 
 
-def train(adapted: Adapted, world: World, seed: int, rate: float, ratio: float, steps: int) -> None:
-    """Train the maps and the head with AdamW, a cosine schedule, and clipped gradients.
+def change(adapted: Adapted, addition: Addition) -> None:
+    """Turn a head into a control."""
+    inner: Any = getattr(adapted.method, "head", None)
+    match addition:
+        case "text vector":
+            adapted.addition = LearnedVector(torch.zeros(DIMENSION))
+        case "text layer":
+            adapted.addition = _as_identity(nn.Linear(DIMENSION, DIMENSION))
+        case "constant query":
+            inner.query = nn.Parameter(torch.randn(1, inner.slots, DIMENSION))
+            prepare = inner.prepare
 
-    Args:
-        adapted: The maps and the head.
-        world: Training pairs.
-        seed: Seed for batches and dropout.
-        rate: Maximum learning rate of the head.
-        ratio: Learning rate of the maps, relative to that of the head.
-        steps: Number of optimizer steps.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
+            def constant(text: TextFeatures, video: VideoFeatures) -> tuple[Any, VideoFeatures]:
+                prepared, video = prepare(text, video)
+                return replace(
+                    prepared, queries=inner.attention.queries(inner.query).expand_as(prepared.queries)
+                ), video
+
+            inner.prepare = constant
+        case "constant gate":
+            for parameter in inner.gate.parameters():
+                nn.init.zeros_(parameter.requires_grad_(False))
+        case "constant weights":
+            inner.lsa = ConstantWeights(len(inner.options.contrasts))
+        case "random caption":
+            adapted.random_captions = True
+        case "noisy text":
+            adapted.text_noise = 0.3 * LENGTH / DIMENSION**0.5
+
+
+class LearnedVector(nn.Module):
+    """Add a learned vector (D,)."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(start)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the sums (N, D)."""
+        return vectors + self.vector
+
+
+class ConstantWeights(nn.Module):
+    """Weights of the contrasts that are learned, but do not depend on their scores."""
+
+    def __init__(self, contrasts: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(contrasts))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Return weights (G, N, M) that add up to 1 over the G scores (G, N, M) of every pair."""
+        return self.logits.softmax(0)[:, None, None].expand_as(scores)
+
+
+def _as_identity(layer: nn.Linear) -> nn.Linear:
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def train(adapted: Adapted, setting: Setting, job: Job) -> None:
+    """Train the maps and the head with AdamW, a cosine schedule, and clipped gradients."""
+    generator = torch.Generator().manual_seed(job.seed)
+    torch.manual_seed(job.seed)
     maps = [*adapted.text.parameters(), *adapted.video.parameters()]
-    rest = [parameter for parameter in adapted.method.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": maps, "lr": ratio * rate}, {"params": rest, "lr": rate}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
-    rates = [group["lr"] for group in groups]
+    slow = {id(parameter) for parameter in maps}
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    rest = [parameter for parameter in trained if id(parameter) not in slow]
+    groups: list[dict[str, Any]] = [{"params": maps, "lr": job.maps}, {"params": rest, "lr": job.rate}]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.01)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    steps = job.epochs * job.pairs // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=steps + 1, pct_start=0.1)
     adapted.train()
     batches: list[Tensor] = []
     for _ in range(steps):
-        batches = batches or list(world.batches(generator))
-        pairs = adapted.pairs(world.train, batches.pop(0))
+        batches = batches or list(setting.batches(generator))
+        pairs = adapted.pairs(setting.train, batches.pop(0))
         loss = torch.stack([term.reshape(()) for term in adapted.method.losses(pairs).values()]).sum()
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_([*maps, *rest], 1.0)
+        nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         schedule.step()
         adapted.method.temperature.clamp()
@@ -150,24 +263,29 @@ def train(adapted: Adapted, world: World, seed: int, rate: float, ratio: float, 
     adapted.eval()
 
 
-def readings(adapted: Adapted, split: Split) -> dict[str, Metrics]:
-    """Rank the pairs of a split as `tvr test` does, in every way that the head allows.
+def readings(adapted: Adapted, split: Split, names: Sequence[str]) -> dict[str, Metrics]:
+    """Rank the pairs of a split as `tvr test` does, in several ways.
 
-    Returns:
-        By name: `plain` scores; `training queries` and `oracle` with NCL's biases from the queues or from the ranked
-        queries; `bare` texts without GARE's increments; `as released` under a released protocol that leaks.
+    Args:
+        adapted: The maps and the head.
+        split: The pairs.
+        names: `plain` scores; `training queries` or `oracle` with NCL's biases from the queues or from the ranked
+            queries; `bare` texts without GARE's increments; `as released` under a released protocol that leaks.
     """
-    found = {"plain": evaluate(adapted, split)}
-    match adapted.method:
-        case CLIP4Clip():
-            found["training queries"] = evaluate(adapted, split, SinkhornBias())
-            found["oracle"] = evaluate(adapted, split, SinkhornBias(queries="oracle"))
-        case GARE() if not isinstance(adapted.method.options.increment, NoIncrement):
-            psi, adapted.method.head.psi = adapted.method.head.psi, None
-            found["bare"] = evaluate(adapted, split)
-            adapted.method.head.psi = psi
-        case GAID() | TMASS():
-            found["as released"] = evaluate(adapted, split, released=True)
+    found = {}
+    for name in names:
+        match name:
+            case "training queries":
+                found[name] = evaluate(adapted, split, SinkhornBias())
+            case "oracle":
+                found[name] = evaluate(adapted, split, SinkhornBias(queries="oracle"))
+            case "bare":
+                inner: Any = adapted.method.head
+                psi, inner.psi = inner.psi, None
+                found[name] = evaluate(adapted, split)
+                inner.psi = psi
+            case _:
+                found[name] = evaluate(adapted, split, released=name == "as released")
     return found
 
 
@@ -194,10 +312,11 @@ def evaluate(adapted: Adapted, split: Split, normalizer: Normalizer | None = Non
     }
 
 
-def outcome(
-    head: Head, world: World, seed: int, rate: float, ratio: float, steps: int
-) -> dict[str, dict[str, Metrics]]:
+def outcome(job: Job, setting: Setting) -> dict[str, dict[str, Metrics]]:
     """Build and train a head, and return its readings on the `validation` and the `test` pairs."""
-    adapted = build(head, seed)
-    train(adapted, world, seed, rate, ratio, steps)
-    return {"validation": readings(adapted, world.validation), "test": readings(adapted, world.test)}
+    adapted = build(job.head, job.seed, job.queue)
+    train(adapted, setting, job)
+    return {
+        "validation": readings(adapted, setting.validation, job.readings),
+        "test": readings(adapted, setting.test, job.readings),
+    }

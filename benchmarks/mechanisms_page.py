@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 from matplotlib.axes import Axes
 from mechanisms_heads import TEXT_TO_VIDEO, VIDEO_TO_TEXT
-from mechanisms_worlds import BATCH, DIMENSION, FRAMES, TEST, TRAIN, VALIDATION, WORDS, WORLDS
+from mechanisms_settings import BATCH, DIMENSION, FRAMES, SETTINGS, TEST, VALIDATION, WORDS
 from scipy import stats
 
 from tvr_lightning.evaluation.statistics import holm

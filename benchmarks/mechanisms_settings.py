@@ -1,9 +1,9 @@
-"""Synthetic worlds for `mechanisms.py`: features with one factor of a given strength.
+"""Synthetic settings for `mechanisms.py`: features with one factor of a given strength.
 
 A content is a vector of 16 numbers. Texts and videos show it through linear maps of their own, with noise, as an
 encoder would that was trained on other pairs. Lengths and directions are similar to CLIP's: vectors are a few units
-long, and each modality has an offset of its own (its cone), orthogonal to all contents unless a world is about it. A
-world is a function that draws N pairs. Strength 0 is the control without the factor; sizes, noise, and random numbers
+long, and each modality has an offset of its own (its cone), orthogonal to all contents unless a setting is about it. A
+setting is a function that draws N pairs. Strength 0 is the control without the factor; sizes, noise, and random numbers
 are the same.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,10 +20,10 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods.dpdv.model import Captions
 
 CONTENT, DIMENSION, AUDIO = 16, 64, 48
-FRAMES, WORDS, PATCHES, SCENES = 8, 6, 4, 5
-TRAIN, TEST, VALIDATION, BATCH = 512, 400, 400, 64
+FRAMES, WORDS, PATCHES, SCENES = 8, 4, 2, 5
+TEST, VALIDATION, BATCH = 400, 400, 64
 COPIES = 16
-"""Training pairs that share one content in the worlds of false negatives, which have twice as many pairs."""
+"""Number of training pairs that share one content in the settings of false negatives."""
 LENGTH = 8 / 3
 """Length of the part of a vector that shows its content; offsets and noise are in units of it."""
 OFFSET = 1.2
@@ -32,7 +33,7 @@ SENTENCE_NOISE, WORD_NOISE, FRAME_NOISE = 0.9, 1.2, 1.5
 
 @dataclass
 class Split:
-    """Features of N matching pairs, and several captions of each video if the world has them."""
+    """Features of N matching pairs, and several captions of each video if the setting has them."""
 
     text: TextFeatures
     video: VideoFeatures
@@ -40,7 +41,7 @@ class Split:
 
 
 @dataclass
-class World:
+class Setting:
     """Pairs for training, for the test, and for the choice of settings, which share no content.
 
     Attributes:
@@ -63,7 +64,7 @@ class World:
 
 
 class Space:
-    """Maps from contents to texts, videos, and sound, and the one generator for all numbers of a world.
+    """Maps from contents to texts, videos, and sound, and the one generator for all numbers of a setting.
 
     Args:
         offset: Length of both modalities' offsets, in units of LENGTH.
@@ -82,6 +83,13 @@ class Space:
             shown = torch.linalg.qr(torch.cat([self.text_map, self.video_map]).T).Q
             offsets = torch.linalg.qr((offsets - offsets @ shown @ shown.T).T).Q.T
         self.text_offset, self.video_offset = offset * offsets / offsets.norm(dim=1, keepdim=True)
+        self.word_offset = self.apart(torch.cat([self.text_map, self.video_map, offsets]))
+        self.hum = self.apart(self.audio_map)
+
+    def apart(self, vectors: Tensor) -> Tensor:
+        """Draw a direction that is orthogonal to all of some vectors (N, D)."""
+        taken, direction = torch.linalg.qr(vectors.T).Q, self.normal(vectors.shape[1])
+        return unit(direction - direction @ taken @ taken.T)
 
     def normal(self, *shape: int) -> Tensor:
         """Draw standard normal numbers."""
@@ -229,35 +237,62 @@ def noisy_words(space: Space, count: int, strength: float, training: bool) -> Sp
     return Split(pairs.text, replace(pairs.video, patches=None))
 
 
+def lower_words(space: Space, count: int, strength: float, training: bool) -> Split:
+    """All words have the same additional offset, orthogonal to all videos.
+
+    Contrasts with words then have lower scores, but the same order. Strength: length of the offset, in units of the
+    part of a word that shows its content.
+    """
+    pairs = space.pairs(space.contents(count))
+    words = pairs.text.words + strength * LENGTH * space.word_offset
+    return Split(replace(pairs.text, words=words), replace(pairs.video, patches=None))
+
+
 def described_audio(space: Space, count: int, strength: float, training: bool) -> Split:
     """Some videos have a twin with the same frames and another sound, and captions that describe the sound too.
 
     Strength: share of the videos with a twin.
     """
+    return _twins(space, count, strength, 0.0)
+
+
+def unrelated_audio(space: Space, count: int, strength: float, training: bool) -> Split:
+    """All videos have a twin with the same frames and another sound, which the captions describe too.
+
+    Strength: share of the frames whose audio is a hum, the same vector in all videos with noise, instead of the sound.
+    """
+    return _twins(space, count, 1.0, strength)
+
+
+def _twins(space: Space, count: int, share: float, noisy: float) -> Split:
     picture, sound = space.contents(count), space.contents(count)
-    twins = torch.arange(count) < strength * count
+    twins = torch.arange(count) < share * count
     picture = torch.where(twins[:, None], picture[torch.arange(count) // 2 * 2], picture)
     second = torch.where(twins[:, None], sound, picture)
     said = torch.cat([repeated(picture, WORDS // 2), repeated(second, WORDS // 2)], dim=1)
     text, video = space.captions(said), space.videos(repeated(picture, FRAMES))
     audio = space.noisy(repeated(sound, FRAMES) @ space.audio_map, FRAME_NOISE)
+    order = torch.rand((count, FRAMES), generator=space.generator).argsort(1)
+    hum = space.noisy(2 * space.hum.expand_as(audio), FRAME_NOISE)
+    audio = torch.where((order < noisy * FRAMES)[..., None], hum, audio)
     return Split(text, replace(video, patches=None, audio=audio, audio_mask=video.frame_mask))
 
 
 FUNCTIONS = (
     undescribed_scenes, additional_captions, additional_captions_everywhere, cone, gap, false_negatives,
-    false_negatives_of_a_style, noisy_sentences, noisy_words, described_audio,
+    false_negatives_of_a_style, noisy_sentences, noisy_words, lower_words, described_audio, unrelated_audio,
 )  # fmt: skip
-WORLDS: dict[str, Callable[[Space, int, float, bool], Split]] = {
+SETTINGS: dict[str, Callable[[Space, int, float, bool], Split]] = {
     made.__name__.replace("_", " "): made for made in FUNCTIONS
 }
 
 
-def make_world(name: str, seed: int, strength: float) -> World:
-    """Return the splits of a world."""
+@lru_cache(maxsize=2)
+def make_setting(name: str, seed: int, strength: float, pairs: int) -> Setting:
+    """Return the splits of a setting, with a number of training pairs."""
     space = Space(seed, strength, neutral=False) if name == "gap" else Space(seed)
     shared = name.startswith("false negatives")
-    make, copies = WORLDS[name], COPIES if shared else 1
-    train = make(space, 2 * TRAIN if shared else TRAIN, strength, True)
+    make, copies = SETTINGS[name], COPIES if shared else 1
+    train = make(space, pairs, strength, True)
     test, validation = (make(space, count, strength, False) for count in (TEST, VALIDATION))
-    return World(train, test, validation, copies, 1 + int(strength) if shared else 1)
+    return Setting(train, test, validation, copies, 1 + int(strength) if shared else 1)
