@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 import yaml
-from matplotlib.axes import Axes
+from mechanisms_claims import FULL_RATE
 from mechanisms_heads import TEXT_TO_VIDEO, VIDEO_TO_TEXT
 from mechanisms_settings import BATCH, DIMENSION, FRAMES, SETTINGS, TEST, VALIDATION, WORDS
 from scipy import stats
@@ -19,9 +20,13 @@ from tvr_lightning.evaluation.statistics import holm
 from tvr_lightning.reproduce.report.drawing import COLORS, drawings, in_style, new_panels
 
 Data = dict[str, Any]
+Side = Literal["greater", "less"]
+SIDES: tuple[Side, Side] = ("greater", "less")
 DIRECTIONS = {TEXT_TO_VIDEO: "text to video", VIDEO_TO_TEXT: "video to text"}
-BETTER, WORSE = "better because of the factor", "worse because of the factor"
-ANYWAY, NOT_SEEN = "not shown to come from the factor", "no difference seen"
+BETTER, WORSE = "better in this setting because of the factor", "worse in this setting because of the factor"
+UNSPECIFIC, ANYWAY = "not specific to the mechanism", "different, but not shown to come from the factor"
+NOT_SEEN, NOT_RUN, REFUSED = "no difference seen", "not run yet", "no verdict"
+SHORT = {BETTER: "better", WORSE: "worse", UNSPECIFIC: "not specific", ANYWAY: "not the factor", NOT_SEEN: "none seen"}
 LEVEL = 0.05
 TEXT = yaml.safe_load(Path(__file__).with_name("mechanisms_remarks.yaml").read_text(encoding="utf-8"))
 
@@ -32,46 +37,76 @@ def estimate(values: Sequence[float]) -> Data:
     return {"mean": fmean(values), "half_width": half}
 
 
-def p_value(values: Sequence[float], side: Literal["greater", "less"]) -> float:
+def p_value(values: Sequence[float], side: Side) -> float:
     """Return the one-sided p-value of Student's t test that the mean is not above (or not below) zero."""
     if np.ptp(values) == 0:
         return 0.0 if values[0] != 0 and (values[0] > 0) == (side == "greater") else 1.0
     return float(stats.ttest_1samp(values, 0, alternative=side).pvalue)
 
 
-def verdict(better: float, worse: float, effect: Data) -> str:
-    """Return the verdict on a claim from the corrected p-values of both signs and the effect of its method."""
-    if min(better, worse) <= LEVEL:
-        return BETTER if better < worse else WORSE
-    return ANYWAY if abs(effect["mean"]) > effect["half_width"] else NOT_SEEN
+def summary(claims: Sequence[Data], deviations: Sequence[Data]) -> Data:
+    """Add effects and verdicts to claims and deviations.
 
-
-def summary(claims: Sequence[Data], deviations: Sequence[Data], leaks: int) -> Data:
-    """Add differences, p-values, and verdicts to claims and deviations; the first `leaks` deviations are protocols."""
-    for claim in claims:
-        baseline, *others = claim["arms"]
-        for arm in others:
-            for direction in DIRECTIONS:
-                by_seed = differences(arm, baseline, direction)
-                rise = [there - control for there, control in zip(by_seed[-1], by_seed[0], strict=True)]
-                arm[f"{direction}_differences"] = [estimate(values) for values in by_seed]
-                arm[f"{direction}_rise"] = estimate(rise)
-                arm[f"{direction}_p"] = [
-                    max(p_value(by_seed[-1], side), p_value(rise, side)) for side in ("greater", "less")
-                ]
-    methods = [claim["arms"][1] for claim in claims]
-    p_values = holm([p for arm in methods for p in arm[f"{TEXT_TO_VIDEO}_p"]])
-    for claim, arm, *corrected in zip(claims, methods, p_values[::2], p_values[1::2], strict=True):
-        effect = arm[f"{TEXT_TO_VIDEO}_differences"][-1]
-        claim |= {"p_corrected": min(corrected), "verdict": verdict(*corrected, effect)}
-    effects = []
+    Two families of p-values are corrected with Holm's method, over all claims, both directions, and both signs: that
+    the method differs from the baseline, and more than without the factor (`factor`); and that it also differs from
+    every control of equal capacity (`specific`). A claim that has not been run counts with p-values of 1.
+    """
+    tests = [_tested(claim, direction) for claim in claims for direction in DIRECTIONS]
+    for name in ("factor", "specific"):
+        corrected = holm([p for test in tests for p in test[f"p_{name}"]])
+        for test, *both in zip(tests, corrected[::2], corrected[1::2], strict=True):
+            test[f"p_{name}"] = both
+    for number, claim in enumerate(claims):
+        claim["tests"] = dict(zip(DIRECTIONS, tests[2 * number : 2 * number + 2], strict=True))
+        for test in claim["tests"].values():
+            test["verdict"] = REFUSED if claim["refused"] else verdict(test)
+    found: Data = {"claims": list(claims), "leaks": [], "deviations": []}
     for item in deviations:
         ours, other = item["arms"]
         changes = differences(other, ours, TEXT_TO_VIDEO)[0]
-        world = f"{item['world']}, strength {item['points'][0]:g}"
-        about = {"method": item["paper"], "topic": item["key"], "world": world, "name": other["name"]}
-        effects.append({**about, **estimate(changes), "seeds": len(changes), "by_seed": changes})
-    return {"claims": list(claims), "leaks": effects[:leaks], "deviations": effects[leaks:]}
+        if len(changes) > 1 and not item["refused"]:
+            about = {"method": item["paper"], "topic": item["key"], "name": other["name"]}
+            about["setting"] = f"{item['setting']}, strength {item['points'][0]:g}"
+            effect = {**about, **estimate(changes), "seeds": len(changes), "by_seed": changes}
+            found["leaks" if item["key"] == "protocol" else "deviations"].append(effect)
+    return found
+
+
+def _tested(claim: Data, direction: str) -> Data:
+    """Return the effect of the method, its rise over the control strength, and uncorrected p-values of both signs."""
+    baseline, method, *others = claim["arms"]
+    controls = [arm for arm in others if arm["role"] == "control"]
+    effect, compared = (
+        differences(method, baseline, direction),
+        [differences(method, arm, direction) for arm in controls],
+    )
+    seeds = min(len(effect[0]), len(effect[-1]))
+    if seeds < 2 or claim["refused"]:
+        return {"seeds": seeds, "p_factor": [1.0, 1.0], "p_specific": [1.0, 1.0]}
+    strongest = effect[-1]
+    rise = [there - here for there, here in zip(strongest[:seeds], effect[0][:seeds], strict=True)]
+    factor = [max(p_value(strongest, side), p_value(rise, side)) for side in SIDES]
+    specific = [max(p, *(p_value(each[-1], side) for each in compared)) for p, side in zip(factor, SIDES, strict=True)]
+    return {
+        "seeds": seeds,
+        "effect": estimate(strongest),
+        "rise": estimate(rise),
+        "over_controls": {arm["name"]: estimate(each[-1]) for arm, each in zip(controls, compared, strict=True)},
+        "p_factor": factor,
+        "p_specific": specific,
+    }
+
+
+def verdict(test: Data) -> str:
+    """Return the verdict of a test from its corrected p-values of both signs and its effect."""
+    if "effect" not in test:
+        return NOT_RUN
+    better, worse = test["p_specific"]
+    if min(better, worse) <= LEVEL:
+        return BETTER if better < worse else WORSE
+    if min(test["p_factor"]) <= LEVEL:
+        return UNSPECIFIC
+    return ANYWAY if abs(test["effect"]["mean"]) > test["effect"]["half_width"] else NOT_SEEN
 
 
 def differences(arm: Data, baseline: Data, direction: str) -> list[list[float]]:
@@ -87,145 +122,195 @@ def interval(found: Data) -> str:
     return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(found["mean"] + side * found["half_width"] for side in (0, -1, 1)))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def write_page(data: Data, folder: Path) -> None:
     """Write mechanisms.md, and a figure per claim in mechanisms/."""
-    (folder / "mechanisms").mkdir(parents=True, exist_ok=True)
+    figures = folder / "mechanisms"
+    figures.mkdir(parents=True, exist_ok=True)
+    for old in figures.glob("*.svg"):
+        old.unlink()
     for claim in data["claims"]:
-        for side, image in zip(("recall", "difference"), draw(claim), strict=True):
-            (folder / "mechanisms" / f"{_name(claim)}-{side}.svg").write_bytes(image)
+        if _has_curve(claim):
+            (figures / _figure(claim)).write_bytes(draw(claim))
     (folder / "mechanisms.md").write_text(page(data), encoding="utf-8")
 
 
 def page(data: Data) -> str:
     """Return the page as Markdown."""
-    about = data["about"]
-    verdicts = [
-        (claim["paper"], f"[{claim['key']}](#{_name(claim)})", f"**{claim['verdict']}**", claim["arms"][1]["name"],
-         interval(claim["arms"][1][f"{TEXT_TO_VIDEO}_differences"][-1]),
-         interval(claim["arms"][1][f"{TEXT_TO_VIDEO}_rise"]), f"{claim['p_corrected']:.2g}")
-        for claim in data["claims"]
-    ]  # fmt: skip
+    about, tests = data["about"], [test for claim in data["claims"] for test in claim["tests"].values()]
+    seeds = sorted({test["seeds"] for test in tests if "effect" in test}) or [0]
+    ran = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
     effects = [
-        (item["method"], item["topic"], item["name"], item["world"], interval(item))
+        (item["method"], item["topic"], item["name"], item["setting"], interval(item), str(item["seeds"]))
         for item in (*data["leaks"], *data["deviations"])
     ]
-    settings = ", ".join(f"{rate:g} with {steps} steps" for rate, steps in about["settings"])
+    listed = table(("method", "deviation", "variant", "setting", "difference", "seeds"), effects)
     parts = [
         f"""# Controlled experiments of the papers' mechanisms
 
-`{about["command"]}`, {about["date"]}, {about["machine"]}: {about["heads"]} heads, {about["minutes"]:.0f} minutes of
-CPU time. Settings, heads, and claims are those of commit {" and ".join(about["commits"])}. All numbers are in
-`mechanisms.json`, by seed; `--page` writes this page from it.
+Each paper names a factor and claims that its method handles it. Small heads are trained on synthetic features that
+contain this factor at several strengths. The table shows text-to-video and video-to-text R@1 of the method minus that
+of its baseline at the strongest factor, with {ran} seeds. It is no evidence on the published results.
 
-{TEXT["history"]}
+{
+            table(
+                (
+                    "claim",
+                    "rate of the maps",
+                    "paper: text to video",
+                    "video to text",
+                    "released: text to video",
+                    "video to text",
+                ),
+                map(_row, _grouped(data["claims"], "paper", "key", "setting", "maps")),
+            )
+        }
+
+- **better**, **worse**: {BETTER.replace("better in", "better or worse in")}: the difference is larger than
+  without the factor, and the method also differs from every control of equal capacity without its idea.
+- **not specific**: {UNSPECIFIC}: a control of equal capacity does as well.
+- **not the factor**: {ANYWAY}. **none seen**: {NOT_SEEN}; the 95 % interval includes zero.
+
+`{about["command"]}`, {about["date"]}, {about["machine"]}: {about["heads"]} heads, {about["minutes"]:.0f} minutes of
+CPU time, commit {" and ".join(about["commits"])}. All results are in `mechanisms.json`, by seed; `--page` writes this
+page from it.
+
 ## Method
 
-Each paper names a factor and claims that its method handles it. Here, small heads are trained on synthetic features
-that contain this factor at several strengths; strength 0 is the control. There are {TRAIN} training pairs (1,024 in the
-settings of false negatives), {VALIDATION} validation pairs, and {TEST} test pairs, with {FRAMES} frames and
-{WORDS} words each, in batches of {BATCH}. A linear map per modality, which starts as the identity, replaces the encoder
-and is trained with the head.
+There are {about["pairs"]} training pairs, {VALIDATION} validation pairs, and {TEST} test pairs of {
+            DIMENSION
+        }-dimensional
+features, with {FRAMES} frames and {WORDS} words each, and {about["epochs"]} epochs with batches of {
+            BATCH
+        }; NCL's queues
+store {about["queue"]} training queries. A linear map per modality, which starts as the identity, replaces the encoder
+and is trained. Its learning rate is that of the head (1), or a tenth or a hundredth of {
+            FULL_RATE:g} (0.1, 0.01). The papers
+train encoders at 0.001 (GARE, TC-MGC) to 0.1 (X-Pool) of the head's rate.
 
-Every arm is trained with seed 0 at each of these settings: {settings}. At the control and at the strongest factor, it
-uses the one with the best text-to-video R@1 on the validation pairs, with {about["seeds"]} seeds. Method and baseline
-have the same data and seeds, and each has its own best setting.
+Each arm chooses the head's learning rate with seed 0 by text-to-video R@1 on the validation pairs, at the control and
+at the strongest factor. Rates are added until the best one is between two others. Arms whose head has nothing to train
+have no choice if the maps are slow. All arms of a claim have the same data and seeds.
 
-R@1 is in percent, the mean over seeds; brackets are 95 % t intervals of differences paired by seed. The verdict is
-about text to video at the strongest factor. The p-value is the larger one of two one-sided t tests, that the method is
-not better (or not worse) than the baseline, and that the difference is not larger than in the control, corrected for
-both signs of {len(data["claims"])} claims (Holm).
-
-- **{BETTER}** or **{WORSE}**: p at most {LEVEL}.
-- **{ANYWAY}**: the interval excludes zero, but the difference is not larger than in the control after the correction.
-- **{NOT_SEEN}**: the interval includes zero.
-
-**Scope.** A verdict is about this setting only: synthetic features of {DIMENSION} dimensions, a few hundred training
-pairs, and, unless a claim states otherwise, maps that learn as fast as the head. The papers train encoders on many more
-pairs and up to a thousand times more slowly than the head, which can change a verdict, as the two settings of GARE's
-gap show. Arms that no paper has, such as bare texts, are diagnostics. No baseline has the capacity of the method
-without its idea, so that a better method does not prove that its idea is the reason. Nothing here is evidence about
-published results.
-
-{table(("paper", "claim", "verdict", "arm", "difference", "more than in the control", "p"), verdicts)}
+Brackets are 95 % t intervals over seeds. A verdict needs one-sided t tests of the difference, of its rise over the
+control without the factor, and of the difference from every control of equal capacity, all at {LEVEL}, after Holm's
+correction over all {
+            len(tests) // 2
+        } rows, both directions, and both signs. Diagnostics, which no paper has, do not count.
 """,
-        *map(_section, data["claims"]),
+        *map(_section, _grouped(data["claims"], "paper", "key", "setting")),
     ]
     if effects:
-        listed = table(("method", "deviation", "variant", "setting", "difference"), effects)
-        says = "Text-to-video R@1 of the variant minus that of this package, each with its best setting."
+        says = "Text-to-video R@1 of the variant minus that of this package, each with its best rate."
         parts.append(f"## Effects of deviations\n\n{says}\n\n{listed}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, TEXT["earlier"]])
 
 
-def _name(claim: Data) -> str:
-    return f"{claim['paper']}-{claim['key']}".lower().replace(",", "").replace(" ", "-")
+def _grouped(claims: Sequence[Data], *names: str) -> Iterable[list[Data]]:
+    return (list(group) for _, group in groupby(claims, lambda claim: tuple(claim[name] for name in names)))
 
 
-def _section(claim: Data) -> str:
+def _row(claims: Sequence[Data]) -> list[str]:
+    claim, by_variant = claims[0], {each["variant"] or "paper": each["tests"].values() for each in claims}
+    cells = [_cell(test) for name in ("paper", "released") for test in by_variant.get(name, ())]
+    link = f"[{claim['paper']}, {_title(claim)}](#{_anchor(claim)})"
+    return [link, f"{claim['maps']:g}", *cells, *[""] * (4 - len(cells))]
+
+
+def _cell(test: Data) -> str:
+    if "effect" not in test:
+        return str(test["verdict"])
+    bold = "**" if test["verdict"] in (BETTER, WORSE) else ""
+    return f"{bold}{SHORT[test['verdict']]}{bold} {test['effect']['mean']:+.1f}"
+
+
+def _title(claim: Data) -> str:
+    return f"{claim['key']} ({claim['setting']})" if claim["key"] == "decorrelation" else claim["key"]
+
+
+def _anchor(claim: Data) -> str:
+    return f"{claim['paper']}-{_title(claim)}".lower().translate(str.maketrans(" ", "-", ",()"))
+
+
+def _figure(claim: Data) -> str:
+    return f"{_anchor(claim)}-{claim['maps']:g}{'-' * bool(claim['variant'])}{claim['variant']}.svg"
+
+
+def _named(claim: Data) -> str:
+    variant = {"paper": "As in the paper", "released": "As released", "": "Method"}[claim["variant"]]
+    return f"{variant}, maps at {claim['maps']:g}"
+
+
+def _has_curve(claim: Data) -> bool:
+    return all(len(runs) > 1 for runs in (claim["arms"][0]["runs"][0], claim["arms"][0]["runs"][-1]))
+
+
+def _section(claims: Sequence[Data]) -> str:
+    claim = claims[0]
+    about = TEXT["claims"][claim["key"]]
+    setting = " ".join((inspect.getdoc(SETTINGS[claim["setting"]]) or "").split())
+    rows = []
+    for each in claims:
+        for words, test in zip(DIRECTIONS.values(), each["tests"].values(), strict=True):
+            cells = ["", "", "", ""]
+            if "effect" in test:
+                controls = "; ".join(f"{name} {interval(found)}" for name, found in test["over_controls"].items())
+                cells = [interval(test["effect"]), interval(test["rise"]), controls, f"{min(test['p_specific']):.2g}"]
+            rows.append([_named(each), words, *cells, each["refused"] or test["verdict"], str(test["seeds"])])
+    head = ("variant", "direction", "difference", "more than in the control", "compared with", "p", "verdict", "seeds")
+    curves = "\n\n".join(
+        f"{_named(each)}; text-to-video R@1 by strength:\n\n![Text-to-video R@1 of each arm by strength]"
+        f"(mechanisms/{_figure(each)})\n\n{_recalls(each)}"
+        for each in claims if _has_curve(each)
+    )  # fmt: skip
+    return f"""<a id="{_anchor(claim)}"></a>
+
+## {claim["paper"]}: {_title(claim)}
+
+> {about["quote"]}
+
+({about["source"]}) {about["model"]}
+
+Setting "{claim["setting"]}": {setting}
+
+{table(head, rows)}
+
+{about["remark"].strip() + chr(10) * 2 if about.get("remark") else ""}{curves}
+"""
+
+
+def _recalls(claim: Data) -> str:
     points = ["0, control" if point == 0 else f"{point:g}" for point in claim["points"]]
-    recalls = [
-        (arm["name"], *(f"{fmean(run[TEXT_TO_VIDEO] for run in runs):.1f}" for runs in arm["runs"]))
-        for arm in claim["arms"]
-    ]
     rows = [
-        (arm["name"], words, interval(arm[f"{direction}_differences"][-1]), interval(arm[f"{direction}_rise"]),
-         f"{min(arm[f'{direction}_p']):.2g}")
-        for arm in claim["arms"][1:] for direction, words in DIRECTIONS.items()
-    ]  # fmt: skip
-    sweep = [
-        (arm["name"], *(f"{value:.1f}" for value in arm["sweep"]),
-         *(f"{rate:g}, {steps}" for rate, steps in (arm["settings"][0], arm["settings"][-1])))
+        (arm["name"] + " (diagnostic)" * (arm["role"] == "diagnostic"),
+         *(f"{fmean(run[TEXT_TO_VIDEO] for run in runs):.1f}" if runs else "" for runs in arm["runs"]),
+         ", ".join(f"{rate:g}" for rate in arm["rates"] if rate))
         for arm in claim["arms"]
     ]  # fmt: skip
-    world = " ".join((inspect.getdoc(WORLDS[claim["world"]]) or "").split())
-    ratio = "" if claim["ratio"] == 1 else f" The maps' learning rate is {claim['ratio']:g} of the head's."
-    found = {arm["name"]: fmean(run[f"{TEXT_TO_VIDEO}_error"] for run in arm["runs"][-1]) for arm in claim["arms"]}
-    errors = "; ".join(f"{name} {error:.3f}" for name, error in found.items())
-    normalization = f"\nNormalization errors (NCL, Eq. 5) at the strongest factor: {errors}.\n"
-    settings = [f"{rate:g}, {steps}" for rate, steps in claim["swept"]]
-    return f"""<a id="{_name(claim)}"></a>
-
-## {claim["paper"]}: {claim["key"]}
-
-Claim: {claim["says"]}
-
-Setting "{claim["world"]}": {world}{ratio}
-
-![Text-to-video R@1 of each arm by strength](mechanisms/{_name(claim)}-recall.svg)
-![Difference to the baseline by strength](mechanisms/{_name(claim)}-difference.svg)
-
-{table(("text-to-video R@1 by strength", *points), recalls)}
-
-{table(("arm", "direction", "difference at the strongest factor", "more than in the control", "p"), rows)}
-
-{TEXT["remarks"][claim["key"]]}
-
-Validation R@1 at the strongest factor by learning rate and steps, with one seed, and the chosen settings:
-
-{table(("arm", *settings, "control", "strongest"), sweep)}
-{normalization if claim["paper"] == "NCL" else ""}"""
+    return table(("arm", *points, "rates at both ends"), rows)
 
 
 @in_style()
-def draw(claim: Data) -> list[bytes]:
-    """Return the text-to-video R@1 of all arms, and their differences to the baseline, over the strengths as SVG."""
-    left, right = axes = new_panels(2, height=3.2, layout="constrained")
-    for color, arm in zip(COLORS, claim["arms"], strict=False):
-        recalls = [estimate([run[TEXT_TO_VIDEO] for run in runs]) for runs in arm["runs"]]
-        _line(left, recalls, color, arm["name"])
-        _line(right, arm.get(f"{TEXT_TO_VIDEO}_differences", [{"mean": 0.0, "half_width": 0.0}] * len(recalls)), color)
-    for axis, title in ((left, "R@1, text to video"), (right, "difference to the baseline")):
-        axis.set_xticks(range(len(claim["points"])), [f"{point:g}" for point in claim["points"]])
-        axis.set(title=title, xlabel="strength")
-    left.figure.legend(loc="outside lower left")
-    return [image.content for image in drawings(axes, "")]
-
-
-def _line(axis: Axes, found: Sequence[Data], color: str, name: str | None = None) -> None:
-    means, errors = [each["mean"] for each in found], [each["half_width"] for each in found]
-    axis.errorbar(range(len(found)), means, errors, color=color, label=name, marker="o", markersize=3, linewidth=1.2)
+def draw(claim: Data) -> bytes:
+    """Return the text-to-video R@1 of all arms over the strengths as SVG."""
+    (axis,) = axes = new_panels(1, height=3.6, layout="constrained")
+    for color, arm in zip(COLORS * 2, claim["arms"], strict=False):
+        known = [
+            (place, estimate([run[TEXT_TO_VIDEO] for run in runs]))
+            for place, runs in enumerate(arm["runs"]) if len(runs) > 1
+        ]  # fmt: skip
+        places, means, errors = zip(*((place, each["mean"], each["half_width"]) for place, each in known), strict=True)
+        style = {"linestyle": ":", "linewidth": 1.0} if arm["role"] == "diagnostic" else {"linewidth": 1.2}
+        axis.errorbar(places, means, errors, color=color, label=arm["name"], marker="o", markersize=3, **style)
+    axis.set_xticks(range(len(claim["points"])), [f"{point:g}" for point in claim["points"]])
+    axis.set(
+        title=f"{claim['paper']}, {_named(claim)[0].lower()}{_named(claim)[1:]}",
+        xlabel="strength",
+        ylabel="text-to-video R@1",
+    )
+    axis.figure.legend(loc="outside lower left")
+    return drawings(axes, "")[0].content

@@ -244,8 +244,9 @@ def lower_words(space: Space, count: int, strength: float, training: bool) -> Sp
     part of a word that shows its content.
     """
     pairs = space.pairs(space.contents(count))
-    words = pairs.text.words + strength * LENGTH * space.word_offset
-    return Split(replace(pairs.text, words=words), replace(pairs.video, patches=None))
+    words, frames = pairs.text.words + strength * LENGTH * space.word_offset, pairs.video.frames
+    frames = frames - (frames @ space.word_offset).unsqueeze(-1) * space.word_offset
+    return Split(replace(pairs.text, words=words), replace(pairs.video, frames=frames, patches=None))
 
 
 def described_audio(space: Space, count: int, strength: float, training: bool) -> Split:

@@ -124,7 +124,7 @@ def effects(measured: dict[str, Any]) -> dict[tuple[str, str], str]:
             raise ValueError(f"the docstring of {key[0]} lists no deviation {key[1]!r}, but its effect was measured")
         interval = "" if half is None else f" [{effect['mean'] - half:+.1f}, {effect['mean'] + half:+.1f}]"
         seeds = f"{effect['seeds']} seed{'s' if effect['seeds'] > 1 else ''}"
-        said = f"{effect['name']}: {effect['mean']:+.1f}{interval}, {effect['world']}, {seeds}"
+        said = f"{effect['name']}: {effect['mean']:+.1f}{interval}, {effect['setting']}, {seeds}"
         found[key] = f"{found[key]}; {said}" if key in found else said
     return found
 
