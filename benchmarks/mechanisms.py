@@ -13,6 +13,7 @@ import ast
 import hashlib
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -30,7 +31,7 @@ from typing import Any
 import mechanisms_heads
 import mechanisms_settings
 import torch
-from mechanisms_claims import CLAIMS, DEVIATIONS, LEAKS, RATES, Arm, Size, Trial
+from mechanisms_claims import CLAIMS, DEVIATIONS, FULL_RATE, LEAKS, RATES, Arm, Size, Trial
 from mechanisms_heads import TEXT_TO_VIDEO, Job, outcome
 from mechanisms_page import summary, write_page
 from mechanisms_settings import BATCH, COPIES, SETTINGS, make_setting
@@ -148,63 +149,45 @@ def _end_with_parent() -> None:
 
 
 class Plan:
-    """Heads to train, and what is known about the best rate of each arm.
-
-    Attributes:
-        size: Amount of training.
-        found: Finished heads.
-    """
+    """Heads to train, and the finished ones."""
 
     def __init__(self, size: Size) -> None:
         self.size, self.found = size, dict[str, Record]()
 
-    def tried(self, trial: Trial, arm: Arm, point: float) -> list[Job]:
-        """Return the jobs with seed 0 that are needed to choose the rate, in ascending order of the rates.
+    def choice(self, trial: Trial, arm: Arm, point: float) -> tuple[list[Job], Job | None]:
+        """Return the jobs with seed 0 that choose the rate of an arm, and the best of them once all are finished.
 
-        Rates are added until the best one is between two others, or is the first or last of `RATES`.
+        Rates are added until the best one, on validation pairs, is between two others or at an end of `RATES`. Of equal
+        ones, the one closest to `FULL_RATE` is the best. Arms with the same head share its rate.
         """
-        rates = list(trial.rates(arm))
+        arm = next(each for each in trial.arms if each.head == arm.head)
+        point = point if point in trial.ends else trial.points[-1]
+        rates = trial.rates(arm)
         while True:
             jobs = [trial.job(arm, point, 0, rate, self.size) for rate in rates]
-            if len(rates) == 1 or not self.size.extend or not all(key(job) in self.found for job in jobs):
-                return jobs
-            best, before, after = self.best(arm, jobs), RATES.index(rates[0]) - 1, RATES.index(rates[-1]) + 1
-            if best is jobs[0] and before >= 0:
-                rates.insert(0, RATES[before])
-            elif best is jobs[-1] and after < len(RATES):
-                rates.append(RATES[after])
-            else:
-                return jobs
+            if not all(key(job) in self.found for job in jobs):
+                return jobs, None
+            best = max(jobs, key=lambda job: (self.validation(arm, job), -abs(math.log(job.rate / FULL_RATE))))
+            place = RATES.index(best.rate) + (1 if best is jobs[-1] else -1)
+            inside = len(rates) == 1 or best not in (jobs[0], jobs[-1])
+            if inside or not self.size.extend or place not in range(len(RATES)):
+                return jobs, best
+            rates = tuple(sorted([*rates, RATES[place]]))
 
-    def best(self, arm: Arm, jobs: Sequence[Job]) -> Job:
-        """Return the job with the best text-to-video R@1 on the validation pairs."""
-        return max(jobs, key=lambda job: self.found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
-
-    def chosen(self, trial: Trial, arm: Arm, point: float) -> Job | None:
-        """Return the best job for an arm at a point, or None if not all rates have been tried."""
-        jobs = self.tried(trial, arm, point if point in trial.ends else trial.points[-1])
-        return self.best(arm, jobs) if all(key(job) in self.found for job in jobs) else None
-
-    def edge(self, trial: Trial, arm: Arm, point: float) -> str:
-        """Return why an arm cannot be judged: its best rate is the first or the last of all rates."""
-        best = self.chosen(trial, arm, point)
-        if best is None or best.rate not in (RATES[0], RATES[-1]) or not self.size.extend:
-            return ""
-        return f'the best rate of "{arm.name}" at strength {point:g}, {best.rate:g}, is at the edge of the grid'
+    def validation(self, arm: Arm, job: Job) -> float:
+        """Return the text-to-video R@1 of a finished head on the validation pairs."""
+        return float(self.found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
 
     def sweep(self, trials: Iterable[Trial]) -> Iterator[Job]:
-        """Yield the jobs that are needed to choose rates."""
-        yield from (
-            job
-            for trial in trials
-            for arm in trial.arms
-            for point in trial.ends
-            for job in self.tried(trial, arm, point)
-        )
+        """Yield the jobs that choose rates."""
+        for trial in trials:
+            for arm in trial.arms:
+                for point in trial.ends:
+                    yield from self.choice(trial, arm, point)[0]
 
     def job(self, trial: Trial, arm: Arm, point: float, seed: int) -> Job | None:
-        """Return the job of an arm with its best rate."""
-        best = self.chosen(trial, arm, point)
+        """Return the job of an arm with its best rate, if it is known."""
+        best = self.choice(trial, arm, point)[1]
         return best and trial.job(arm, point, seed, best.rate, self.size)
 
     def seeds(self, trials: Iterable[Trial], seeds: range, *, ends: bool, others: bool) -> Iterator[Job]:
@@ -224,33 +207,31 @@ class Plan:
                 count = len(self.found)
                 self.found |= run(self.sweep(trials), f"rates of {name}", args)
             self.found |= run(self.seeds(trials, few, ends=True, others=False), f"{name}, first seeds", args)
-            self.found |= run(self.seeds(trials, few, ends=False, others=True), f"{name}, other strengths", args)
-            more = more if trials is claims else range(0)
-            self.found |= run(self.seeds(trials, more, ends=True, others=True), f"{name}, other seeds", args)
+            if trials is claims:
+                self.found |= run(self.seeds(trials, few, ends=False, others=True), "other strengths", args)
+                self.found |= run(self.seeds(trials, more, ends=True, others=True), "other seeds", args)
 
     def described(self, trial: Trial) -> Record:
         """Return the data of a trial for the page: the runs of all seeds that all arms have."""
-        runs, seeds = [], range(self.size.seeds)
+        complete = []  # by point, seed, and arm
         for point in trial.points:
-            jobs = [[self.job(trial, arm, point, seed) for arm in trial.arms] for seed in seeds]
-            complete = [each for each in jobs if all(job is not None and key(job) in self.found for job in each)]
-            runs.append([[self.found[key(job)] for job in each] for each in complete])  # by seed and arm
-        arms = []
+            jobs = ([self.job(trial, arm, point, seed) for arm in trial.arms] for seed in range(self.size.seeds))
+            found = [[self.found.get(key(job)) if job else None for job in by_arm] for by_arm in jobs]
+            complete.append([by_arm for by_arm in found if None not in by_arm])
+        arms, refused = [], ""
         for number, arm in enumerate(trial.arms):
-            swept = [self.tried(trial, arm, point) for point in trial.ends]
-            known = [[job for job in jobs if key(job) in self.found] for jobs in swept]
-            best = [self.chosen(trial, arm, point) for point in trial.ends]
+            choices = [self.choice(trial, arm, point) for point in trial.ends]
+            for point, (_, best) in zip(trial.ends, choices, strict=True):
+                if self.size.extend and best and best.rate in (RATES[0], RATES[-1]):
+                    refused = f'the best rate of "{arm.name}" at {point:g}, {best.rate:g}, is at the edge of the grid'
+            tried = [[job for job in jobs if key(job) in self.found] for jobs, _ in choices]
             arms.append({
                 "name": arm.name,
                 "role": arm.role,
-                "rates": [job and job.rate for job in best],
-                "sweep": [
-                    [(job.rate, self.found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO]) for job in jobs]
-                    for jobs in known
-                ],
-                "runs": [[each[number]["test"][arm.reading] for each in by_seed] for by_seed in runs],
+                "rates": [best and best.rate for _, best in choices],
+                "sweep": [[(job.rate, self.validation(arm, job)) for job in jobs] for jobs in tried],
+                "runs": [[by_arm[number]["test"][arm.reading] for by_arm in by_seed] for by_seed in complete],
             })  # fmt: skip
-        refused = next(filter(None, (self.edge(trial, arm, end) for arm in trial.arms for end in trial.ends)), "")
         named = {name: getattr(trial, name) for name in ("key", "paper", "setting", "maps", "variant", "points")}
         return {**named, "refused": refused, "arms": arms}
 

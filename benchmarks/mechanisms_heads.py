@@ -51,12 +51,9 @@ Addition = Literal[
 class Control:
     """Head with as much capacity or data as a method, but without its idea.
 
-    Attributes:
-        head: Options of the head that is changed.
-        addition: One learned vector or one linear layer for all sentences; a learned query, a fixed gate of 0.5, or
-            learned weights of the contrasts instead of ones that depend on the pair; a random caption of the video
-            instead of its own in each step; or noise on the sentences in training, as long as that of the training data
-            of `noisy sentences`.
+    It has a learned vector or linear layer for all sentences; a learned query, a fixed gate of 0.5, or learned weights
+    of the contrasts instead of ones that depend on the pair; a random caption of the video in each step; or noise on
+    the training sentences, as long as that of `noisy sentences`.
     """
 
     head: Head
@@ -68,15 +65,9 @@ class Job:
     """One head to train.
 
     Attributes:
-        setting: Key of `SETTINGS`.
-        strength: Strength of the factor.
-        head: The head, or a control.
-        seed: Seed of the data, the weights, the batches, and dropout.
         rate: Maximum learning rate of the head.
         maps: Maximum learning rate of the maps that replace the encoders.
-        pairs: Number of training pairs.
         queue: Number of training texts and of training videos in NCL's queues.
-        epochs: Number of epochs.
         readings: Names of `readings` to evaluate.
     """
 

@@ -28,6 +28,7 @@ UNSPECIFIC, ANYWAY = "not specific to the mechanism", "different, but not shown 
 NOT_SEEN, NOT_RUN, REFUSED = "no difference seen", "not run yet", "no verdict"
 SHORT = {BETTER: "better", WORSE: "worse", UNSPECIFIC: "not specific", ANYWAY: "not the factor", NOT_SEEN: "none seen"}
 LEVEL = 0.05
+SECTION = ("paper", "key", "setting")
 TEXT = yaml.safe_load(Path(__file__).with_name("mechanisms_remarks.yaml").read_text(encoding="utf-8"))
 
 
@@ -148,65 +149,21 @@ def page(data: Data) -> str:
         (item["method"], item["topic"], item["name"], item["setting"], interval(item), str(item["seeds"]))
         for item in (*data["leaks"], *data["deviations"])
     ]
-    listed = table(("method", "deviation", "variant", "setting", "difference", "seeds"), effects)
-    parts = [
-        f"""# Controlled experiments of the papers' mechanisms
-
-Each paper names a factor and claims that its method handles it. Small heads are trained on synthetic features that
-contain this factor at several strengths. The table shows text-to-video and video-to-text R@1 of the method minus that
-of its baseline at the strongest factor, with {ran} seeds. It is no evidence on the published results.
-
-{
-            table(
-                (
-                    "claim",
-                    "rate of the maps",
-                    "paper: text to video",
-                    "video to text",
-                    "released: text to video",
-                    "video to text",
-                ),
-                map(_row, _grouped(data["claims"], "paper", "key", "setting", "maps")),
-            )
-        }
-
-- **better**, **worse**: {BETTER.replace("better in", "better or worse in")}: the difference is larger than
-  without the factor, and the method also differs from every control of equal capacity without its idea.
-- **not specific**: {UNSPECIFIC}: a control of equal capacity does as well.
-- **not the factor**: {ANYWAY}. **none seen**: {NOT_SEEN}; the 95 % interval includes zero.
-
-`{about["command"]}`, {about["date"]}, {about["machine"]}: {about["heads"]} heads, {about["minutes"]:.0f} minutes of
-CPU time, commit {" and ".join(about["commits"])}. All results are in `mechanisms.json`, by seed; `--page` writes this
-page from it.
-
-## Method
-
-There are {about["pairs"]} training pairs, {VALIDATION} validation pairs, and {TEST} test pairs of {
-            DIMENSION
-        }-dimensional
-features, with {FRAMES} frames and {WORDS} words each, and {about["epochs"]} epochs with batches of {
-            BATCH
-        }; NCL's queues
-store {about["queue"]} training queries. A linear map per modality, which starts as the identity, replaces the encoder
-and is trained. Its learning rate is that of the head (1), or a tenth or a hundredth of {
-            FULL_RATE:g} (0.1, 0.01). The papers
-train encoders at 0.001 (GARE, TC-MGC) to 0.1 (X-Pool) of the head's rate.
-
-Each arm chooses the head's learning rate with seed 0 by text-to-video R@1 on the validation pairs, at the control and
-at the strongest factor. Rates are added until the best one is between two others. Arms whose head has nothing to train
-have no choice if the maps are slow. All arms of a claim have the same data and seeds.
-
-Brackets are 95 % t intervals over seeds. A verdict needs one-sided t tests of the difference, of its rise over the
-control without the factor, and of the difference from every control of equal capacity, all at {LEVEL}, after Holm's
-correction over all {
-            len(tests) // 2
-        } rows, both directions, and both signs. Diagnostics, which no paper has, do not count.
-""",
-        *map(_section, _grouped(data["claims"], "paper", "key", "setting")),
-    ]
+    head = ("claim", "rate of the maps", "paper: t to v", "paper: v to t", "released: t to v", "released: v to t")
+    facts = {
+        "ran": ran,
+        "rows": len(data["claims"]),
+        "table": table(head, map(_row, _grouped(data["claims"], *SECTION, "maps"))),
+        "commit": " and ".join(about["commits"]),
+        "sizes": f"{VALIDATION} validation pairs, and {TEST} test pairs",
+        "features": f"{DIMENSION}-dimensional features, with {FRAMES} frames and {WORDS} words each",
+        "batch": BATCH,
+        "full_rate": FULL_RATE,
+    }
+    parts = [TEXT["start"].format(**about, **facts), *map(_section, _grouped(data["claims"], *SECTION))]
     if effects:
-        says = "Text-to-video R@1 of the variant minus that of this package, each with its best rate."
-        parts.append(f"## Effects of deviations\n\n{says}\n\n{listed}\n")
+        listed = table(("method", "deviation", "variant", "setting", "difference", "seeds"), effects)
+        parts.append(TEXT["deviations"].format(table=listed))
     return "\n".join([*parts, TEXT["earlier"]])
 
 
@@ -262,11 +219,11 @@ def _section(claims: Sequence[Data]) -> str:
                 cells = [interval(test["effect"]), interval(test["rise"]), controls, f"{min(test['p_specific']):.2g}"]
             rows.append([_named(each), words, *cells, each["refused"] or test["verdict"], str(test["seeds"])])
     head = ("variant", "direction", "difference", "more than in the control", "compared with", "p", "verdict", "seeds")
-    curves = "\n\n".join(
-        f"{_named(each)}; text-to-video R@1 by strength:\n\n![Text-to-video R@1 of each arm by strength]"
-        f"(mechanisms/{_figure(each)})\n\n{_recalls(each)}"
-        for each in claims if _has_curve(each)
-    )  # fmt: skip
+    curves = "\n".join(
+        f"![Text-to-video R@1 of each arm by strength, {_named(each)}](mechanisms/{_figure(each)})"
+        for each in claims
+        if _has_curve(each)
+    )
     return f"""<a id="{_anchor(claim)}"></a>
 
 ## {claim["paper"]}: {_title(claim)}
@@ -281,17 +238,6 @@ Setting "{claim["setting"]}": {setting}
 
 {about["remark"].strip() + chr(10) * 2 if about.get("remark") else ""}{curves}
 """
-
-
-def _recalls(claim: Data) -> str:
-    points = ["0, control" if point == 0 else f"{point:g}" for point in claim["points"]]
-    rows = [
-        (arm["name"] + " (diagnostic)" * (arm["role"] == "diagnostic"),
-         *(f"{fmean(run[TEXT_TO_VIDEO] for run in runs):.1f}" if runs else "" for runs in arm["runs"]),
-         ", ".join(f"{rate:g}" for rate in arm["rates"] if rate))
-        for arm in claim["arms"]
-    ]  # fmt: skip
-    return table(("arm", *points, "rates at both ends"), rows)
 
 
 @in_style()

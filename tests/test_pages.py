@@ -39,11 +39,11 @@ def test_the_examples_of_the_guide_list_their_deviations(name):
 
 
 def test_a_measured_effect_is_shown_with_its_deviation():
-    effect = {"method": "GAID", "topic": "gate", "setting": "a world", "name": "the released gate", "mean": -2.0,
+    effect = {"method": "GAID", "topic": "gate", "setting": "a setting", "name": "the released gate", "mean": -2.0,
               "half_width": 1.5, "seeds": 5}  # fmt: skip
     page = pages.deviations_page({"leaks": [], "deviations": [effect]})
     (row,) = [line for line in page.splitlines() if line.startswith("| gate |")]
-    assert row.endswith("| the released gate: -2.0 [-3.5, -0.5], a world, 5 seeds |")
+    assert row.endswith("| the released gate: -2.0 [-3.5, -0.5], a setting, 5 seeds |")
     with pytest.raises(ValueError, match="lists no deviation 'color'"):
         pages.deviations_page({"leaks": [], "deviations": [effect | {"topic": "color"}]})
 

@@ -236,25 +236,31 @@ def record(validation, test=1.0):
 @pytest.mark.parametrize("best", [1e-4, 3e-3, 1e-1])
 def test_the_grid_is_extended_until_the_best_rate_is_inside(benchmark, claims, best):
     runner, trial = benchmark("mechanisms"), claims.CLAIMS[0]
-    plan, arm, tried = runner.Plan(claims.Size()), trial.arms[1], []
-    while plan.chosen(trial, arm, 0) is None:
-        tried = plan.tried(trial, arm, 0)
+    plan, arm, chosen = runner.Plan(claims.Size()), trial.arms[1], None
+    while chosen is None:
+        tried, chosen = plan.choice(trial, arm, 0)
         for job in tried:
             plan.found[runner.key(job)] = record(-abs(math.log(job.rate / best)), test=job.rate)
-    assert plan.chosen(trial, arm, 0).rate == best
-    rates = [job.rate for job in plan.tried(trial, arm, 0)]
-    assert rates[0] < best < rates[-1]
-    assert not plan.edge(trial, arm, 0)
+    assert chosen.rate == best
+    assert tried[0].rate < best < tried[-1].rate
+    assert plan.described(trial)["refused"] == ""
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_is_refused(benchmark, claims):
     runner, trial = benchmark("mechanisms"), claims.CLAIMS[0]
     plan, arm = runner.Plan(claims.Size()), trial.arms[1]
     for rate in claims.RATES:
-        for point in trial.ends:
-            plan.found[runner.key(trial.job(arm, point, 0, rate, plan.size))] = record(rate)
-    assert plan.edge(trial, arm, 0) == 'the best rate of "X-Pool" at strength 0, 0.3, is at the edge of the grid'
-    assert plan.described(trial)["refused"] == plan.edge(trial, arm, 0)
+        plan.found[runner.key(trial.job(arm, 0, 0, rate, plan.size))] = record(rate)
+    refused = plan.described(trial)["refused"]
+    assert refused == 'the best rate of "X-Pool" at 0, 0.3, is at the edge of the grid'
+
+
+def test_of_equal_rates_the_middle_one_is_chosen(benchmark, claims):
+    runner, trial = benchmark("mechanisms"), claims.CLAIMS[0]
+    plan, arm = runner.Plan(claims.Size()), trial.arms[1]
+    for job in plan.choice(trial, arm, 0)[0]:
+        plan.found[runner.key(job)] = record(50.0)
+    assert plan.choice(trial, arm, 0)[1].rate == claims.FULL_RATE
 
 
 def test_slow_maps_have_a_fixed_rate(claims):
