@@ -44,7 +44,7 @@ def encode_text(text: Any, ids: Tensor, mask: Tensor, text_mask: bool, pad_id: i
         "eos": ids.eq(eos_id).int().argmax(dim=-1),
         "argmax": ids[:, :positions].argmax(dim=-1),
     }[kind]
-    return words[torch.arange(len(words), device=words.device), end], words
+    return words[torch.arange(words.shape[0], device=words.device), end], words
 
 
 def text_dimension(text: Any) -> int:
