@@ -85,7 +85,7 @@ class Trial:
         plain = isinstance(arm.head, MeanPooled) or (
             isinstance(arm.head, GAREOptions) and isinstance(arm.head.increment, NoIncrement)
         )
-        return (FULL_RATE,) if plain and self.maps != 1 else RATES[3:6]
+        return (FULL_RATE,) if plain and self.maps != 1 else RATES[4:7]
 
 
 PLAIN_XPOOL, NO_DIVERGENCE = XPoolOptions(dropout=0.0), Divergence(weight=0.0)
