@@ -57,7 +57,10 @@ class FakeGpu(TorchDispatchMode):
         torch._C._ensureCUDADeviceGuardSet()
         self.lifts = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
-        self.patch = mock.patch("torch.cuda._lazy_init", return_value=None)
+        self.patch = mock.patch.multiple(
+            "torch.cuda", _lazy_init=lambda: None, mem_get_info=lambda device: (2**34, 2**34),
+            memory_reserved=lambda device: 0, memory_allocated=lambda device: 0,
+        )  # fmt: skip
         self.patch.start()
         return super().__enter__()
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn import functional as F
 
 from tvr_lightning.errors import UserError
 
@@ -147,6 +148,11 @@ class TextFeatures(FeatureBatch):
     sentence: Tensor
     words: Tensor
     word_mask: Tensor
+
+    def padded(self, words: int) -> TextFeatures:
+        """Return the features with W = `words` positions, of which the added ones are zero."""
+        more = words - self.words.shape[1]
+        return TextFeatures(self.sentence, F.pad(self.words, (0, 0, 0, more)), F.pad(self.word_mask, (0, more)))
 
     def without_words(self) -> TextFeatures:
         """Return the sentences with words (N, 0, D), which is enough for methods that use only the sentence."""

@@ -70,6 +70,11 @@ class Tokens(FeatureBatch):
     def __iter__(self) -> Iterator[str]:
         return iter(self.captions)
 
+    def trimmed(self) -> Tokens:
+        """Return the positions up to the longest caption, rounded up to a multiple of 8 for fewer different shapes."""
+        longest = -(-max(self.needed, default=0) // 8) * 8
+        return dataclasses.replace(self, ids=self.ids[:, :longest], mask=self.mask[:, :longest])
+
 
 @dataclass
 class TextBatch(FeatureBatch):

@@ -88,14 +88,17 @@ class Encoder(FeatureEncoder):
         """Preprocessing that turns frames of any size into inputs of the encoder."""
         return Preparation(self.image_size, self.interpolation, self.resize_mode)
 
-    def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int) -> TextFeatures:
+    def encode_text(self, text: list[str] | Tokens | TextFeatures, words: int, trim: bool = False) -> TextFeatures:
         """Encode N captions, their tokens, or stored features to sentence (N, D), words (N, W, D), word_mask (N, W).
 
-        W is the smaller of `words` (including SOT and EOT) and `context_length`.
+        W is the smaller of `words` (including SOT and EOT) and `context_length`. With `trim`, positions after the
+        longest tokenized caption are not computed, and their words are zero.
         """
         if isinstance(text, TextFeatures):
             return text
         words = self.positions(words)
+        if trim and isinstance(text, Tokens):
+            return self.encode_tokenized(text.trimmed(), words).padded(words)
         return self.encode_tokenized(text, words) if isinstance(text, Tokens) else self.encode_captions(text, words)
 
     def caption_tokens(self, words: int) -> Callable[[list[str]], Tokens] | None:

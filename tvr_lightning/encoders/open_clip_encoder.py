@@ -17,6 +17,7 @@ from typing_extensions import override
 from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.encoders.base import Encoder, EncoderPrecision, TemporalInitialization, Tower
 from tvr_lightning.encoders.compiled import blocks_of, compile_blocks
+from tvr_lightning.encoders.lean_blocks import save_activations
 from tvr_lightning.encoders.text_towers import encode_text, text_dimension
 from tvr_lightning.encoders.token_merging import TempMe, encode_frames, merge_tokens
 from tvr_lightning.encoders.tokenizer import ClipTokenizer, Tokenizer
@@ -82,6 +83,7 @@ class OpenClipEncoder(Encoder):
         for part in ("logit_scale", "logit_bias", "text_decoder"):
             if hasattr(model, part):
                 delattr(model, part)
+        save_activations(model)
         self.clip = model
         self.tokenizer = tokenizer or ClipTokenizer(int(model.context_length))
         self.context_length, self.text_preparation = self.tokenizer.context_length, self.tokenizer.description

@@ -215,7 +215,8 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     def text_features(self, batch: TextBatch) -> TextFeatures:
         """Encode N texts with the encoder and the method's layers."""
-        return self.encode_text(self.encoder.encode_text(batch.text, self.words))
+        trim = "words" not in self.reads_padding
+        return self.encode_text(self.encoder.encode_text(batch.text, self.words, trim))
 
     def video_features(self, batch: VideoBatch) -> VideoFeatures:
         """Encode M videos with the encoder and the method's layers."""
@@ -223,9 +224,11 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     def pair_features(self, batch: PairBatch) -> PairedFeatures:
         """Encode this device's B pairs, before gathering."""
+        # The video first: a device computes it while the host prepares the text.
+        video = self.video_features(batch.video)
         return PairedFeatures(
             text=self.text_features(batch.text),
-            video=self.video_features(batch.video),
+            video=video,
             text_index=batch.text.index,
             video_index=batch.video.index,
             extras=self.encode_extras(batch),
