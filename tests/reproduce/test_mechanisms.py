@@ -344,6 +344,26 @@ def test_the_committed_page_follows_from_its_data(benchmark, claims):
     assert shown == {f"mechanisms/{path.name}" for path in (RESULTS / "mechanisms").iterdir()}
 
 
+def test_a_page_of_some_claims_names_those_without_results(benchmark, claims):
+    runner, page = benchmark("mechanisms"), benchmark("mechanisms_page")
+    plan, (done, other) = runner.Plan(runner.SMALL), claims.CLAIMS[:2]
+    for seed in range(2):
+        for number, arm in enumerate(done.arms):
+            for point in done.points:
+                for rate in done.rates(arm):
+                    value = {"text_to_video": 50 + 9.0 * number * point + seed, "video_to_text": 50.0}
+                    found = {"validation": {"plain": value}, "test": {"plain": value}}
+                    plan.found[runner.key(done.job(arm, point, seed, rate, plan.size))] = found
+    found = page.summary([plan.described(done), plan.described(other)], [])
+    about = {"command": "", "date": "", "machine": "", "commits": [], "heads": 0, "minutes": 0, **vars(plan.size)}
+    lines = page.page({"about": about, **found}).splitlines()
+    assert "| [X-Pool, conditioning](#x-pool-conditioning) | 0.1 | not specific +6.8 | none seen +0.0 |  |  |" in lines
+    contrasts = "| [TC-MGC, contrasts](#tc-mgc-contrasts) | 0.1 | not run yet | not run yet |  |  |"
+    assert contrasts in lines
+    assert page.draw(found["claims"][0]).startswith(b"<?xml")
+    assert sum("](mechanisms/" in line for line in lines) == 1
+
+
 def command(folder: Path, *arguments: str) -> list[str]:
     script = [sys.executable, str(BENCHMARKS / "mechanisms.py")]
     return [*script, "--records", str(folder / "records.jsonl"), "--out", str(folder), *arguments]
