@@ -34,10 +34,8 @@ from tvr_lightning.evaluation.statistics import (
     detectable_difference,
     holm,
     paired_comparison,
-    percentile_interval,
-    resample,
+    proportion_interval,
 )
-from tvr_lightning.metrics import RetrievalRecall
 from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.reproduce.report.drawing import COLORS, drawings, in_style, new_panels
 
@@ -78,6 +76,12 @@ def table(head: Row, rows: Iterable[Row]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
+def percentage(values: Tensor) -> Interval:
+    """Return the mean of values (N,) from 0 to 1 with its interval, in percent."""
+    found = proportion_interval(values)
+    return Interval(100 * found.estimate, 100 * found.low, 100 * found.high)
+
+
 def shown(interval: Interval, sign: str = "") -> str:
     """Return a value with its interval, such as `34.4 [31.5, 37.4]`."""
     return f"{interval.estimate:{sign}.1f} [{interval.low:{sign}.1f}, {interval.high:{sign}.1f}]"
@@ -91,8 +95,7 @@ def recalls(systems: dict[str, Tensor]) -> list[Row]:
             ranks = ranked(scores, torch.arange(len(scores)))
             cells = []
             for k in RECALLS:
-                values = RetrievalRecall(k).values(ranks)
-                cells.append(shown(percentile_interval(float(values.mean()), resample(values))))
+                cells.append(shown(percentage(ranks.found_within(k))))
             rows.append([system, direction, *cells])
     return rows
 
@@ -141,7 +144,7 @@ def gains(scores: Tensor, made: Callable[[float], Normalizer]) -> list[Interval]
             normalizer, plain = made(best_scale(scores, others, made)), ranked_first(scores, texts, others)
             for place, bank in enumerate((texts, others)):
                 sums[place, texts] += ranked_first(scores, texts, bank, normalizer) - plain
-    return [percentile_interval(float(each.mean()), resample(each)) for each in sums / HALVES]
+    return [paired_comparison(each).difference for each in sums / HALVES]
 
 
 @in_style()
@@ -152,8 +155,7 @@ def image(matrices: dict[str, dict[str, Tensor]]) -> bytes:
     for color, (dataset, systems) in zip(COLORS, matrices.items(), strict=False):
         label = TITLES.get(dataset, dataset)
         for system, scores in systems.items():
-            values = text_first(scores)
-            found = percentile_interval(float(values.mean()), resample(values))
+            found = percentage(text_first(scores) / 100)
             error = [[found.estimate - found.low], [found.high - found.estimate]]
             axis.errorbar([found.estimate], [-at], xerr=error, fmt="o", color=color, capsize=3, label=label)
             names.append(system)

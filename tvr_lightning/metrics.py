@@ -130,7 +130,7 @@ def _check_inputs(similarity: Tensor, match: Tensor) -> None:
 
 
 class QueryMean(RankMetric):
-    """Base class of metrics that are the mean of a value per query; `tvr evaluate` also computes their intervals."""
+    """Base class of metrics that are the mean of a value per query."""
 
     @abstractmethod
     def values(self, ranks: Ranks) -> Tensor:

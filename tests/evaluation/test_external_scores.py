@@ -206,7 +206,7 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     assert rows.loc["MRR", "difference"] > 0
 
 
-def test_intervals_and_comparisons_resample_videos_with_all_their_captions(tmp_path, monkeypatch):
+def test_intervals_and_comparisons_take_captions_of_a_video_together(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     videos, captions, random = 80, 6, np.random.default_rng(0)
     video = np.arange(videos).repeat(captions)  # whose captions have almost the same scores
@@ -224,7 +224,9 @@ def test_intervals_and_comparisons_resample_videos_with_all_their_captions(tmp_p
         ends = json.loads(file.read_text())["intervals"]["text-to-video"]["R@1"]
         of_video = found[name].reshape(videos, captions).mean(1)
         expected = np.quantile(of_video[random.integers(0, videos, (5000, videos))].mean(1), [0.025, 0.975])
-        assert [ends["low"], ends["high"]] == pytest.approx(expected, abs=1.5), "resampling texts halves the interval"
+        assert [ends["low"], ends["high"]] == pytest.approx(expected, abs=1.5), (
+            "independent texts would halve the interval"
+        )
     row = differences("ids").loc["strong", "weak", "t2v", "R@1"]
     of_video = (found["strong"] - found["weak"]).reshape(videos, captions).mean(1)
     half = 1.96 * of_video.std() / videos**0.5
@@ -244,7 +246,8 @@ def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monk
     assert main(["predict", *options]) == 0
     (predictions,) = tmp_path.glob("runs/*/*/predictions.parquet")
     found = evaluated(str(predictions), "--data=MSVD", f"--data.init_args.root={root}")
-    for part in ("text_to_video", "video_to_text", "sum_of_recalls", "dataset", "split", "protocol", "texts", "videos"):
+    same = ("text_to_video", "video_to_text", "sum_of_recalls", "intervals", "dataset", "split", "protocol", "texts")
+    for part in (*same, "videos"):
         assert found[part] == tested[part], part
     assert found["texts"] > found["videos"]
 
@@ -421,7 +424,20 @@ def test_scores_that_cannot_be_compared_are_marked_in_the_table(folder, change, 
     found = [warning.partition(":")[0] for warning in evaluated("scores.npy", "--ids=ids.csv")["warnings"]]
     assert found == marks
     shown = f"scores [{', '.join(['external', *dict.fromkeys(marks)])}]"
-    assert f"| {shown} |" in Path("runs/evaluated/report/report.md").read_text()
+    page = Path("runs/evaluated/report/report.md").read_text()
+    assert f"| {shown} |" in page
+    assert page.splitlines()[2].endswith("| tied matches % here |")
+    assert (float(page.splitlines()[4].split("|")[-2]) > 5) == ("ties" in marks)
+
+
+def test_intervals_of_a_normalization_with_the_test_queries_are_marked(folder, capsys):
+    for words, marked in (
+        (("single.npy", "--normalization=DualSoftmax"), True),
+        ((*QB_NORM, "--bank_texts=bank.npy"), False),
+    ):
+        evaluated(*words, IDS["single"])
+        assert ("too narrow" in capsys.readouterr().out) == marked
+        assert ("| single [external, transductive] |" in Path("runs/evaluated/report/report.md").read_text()) == marked
 
 
 @pytest.fixture
@@ -448,7 +464,7 @@ def test_real_matrices_give_the_recalls_of_a_plain_count(scores, dataset, listed
             for k in (1, 5, 10):
                 expected = 100 * np.clip((k - better) / tied, 0, 1).mean()
                 assert found[direction][f"R@{k}"] == pytest.approx(expected, abs=0.01)
-    assert len(differences(f"descs_ret_test_{dataset}")) == 3 * (2 * 6 + 1)
+    assert len(differences(f"descs_ret_test_{dataset}")) == 3 * (2 * 5 + 1)
     if (annotations := scores.parent / "annotations").is_dir():
         plain = json.loads(file.read_text())
         assert (

@@ -1,4 +1,4 @@
-"""Bootstrap intervals and paired tests compared with scipy, and the effect of groups of captions."""
+"""Intervals and paired tests compared with scipy, and the effect of groups of captions."""
 
 import math
 
@@ -7,21 +7,16 @@ import pytest
 import scipy.stats
 import torch
 
-from tvr_lightning.evaluation import statistics
 from tvr_lightning.evaluation.statistics import (
     detectable_difference,
     effective_queries,
     holm,
+    median_interval,
     paired_comparison,
-    percentile_interval,
-    resample,
+    proportion_interval,
+    wilson_interval,
 )
 from tvr_lightning.ranks import Ranks, count_ranks
-
-
-def interval_of(values, group=None, resamples=4000):
-    drawn = resample(values, group, resamples=resamples)
-    return percentile_interval(float(values.double().mean()), drawn)
 
 
 def two_systems(queries: int = 120, gap: float = 0.6) -> tuple[Ranks, Ranks]:
@@ -31,43 +26,63 @@ def two_systems(queries: int = 120, gap: float = 0.6) -> tuple[Ranks, Ranks]:
     return tuple(count_ranks(base + strength * own, torch.arange(queries)) for strength in (2.0, 2.0 + gap))
 
 
-def scipy_interval(values, statistic):
-    return scipy.stats.bootstrap(
-        (values.numpy(),), statistic, n_resamples=20_000, method="percentile", rng=1
-    ).confidence_interval
+def ends(interval):
+    return [interval.low, interval.high]
 
 
-def test_intervals_of_a_mean_and_a_median_equal_those_of_scipy():
-    values = 100.0 * two_systems()[0].found_within(1)
-    found = interval_of(values, resamples=20_000)
-    expected = scipy_interval(values, lambda x, axis: x.mean(axis))
-    assert found.estimate == pytest.approx(values.numpy().mean())
-    # One query is 0.83 points, the step of both distributions.
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.9)
-    values = two_systems()[0].expected()[:41]
-    found = percentile_interval(float(values.median()), resample(values, statistic="median", resamples=20_000))
-    expected = scipy_interval(values, np.median)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1.0)
-    even = resample(torch.tensor([1.0, 2.0]), statistic="median", resamples=1000)
-    assert even.unique().tolist() == [1.0, 1.5, 2.0]
+@pytest.mark.parametrize("queries", [1, 7, 200])
+def test_the_interval_of_binary_values_is_that_of_wilson(queries):
+    for right in {0, 1, queries // 2, queries}:
+        found = proportion_interval((torch.arange(queries) < right).double())
+        expected = scipy.stats.binomtest(right, queries).proportion_ci(method="wilson")
+        assert ends(found) == pytest.approx([expected.low, expected.high])
+        assert found.estimate == right / queries
 
 
-def test_resamples_of_the_same_groups_are_paired(monkeypatch):
-    values, video = torch.rand(30), torch.arange(30) // 3
-    both = resample(values, video, resamples=500) + resample(-values, video, resamples=500)
-    assert both.abs().max() < 1e-12
-    monkeypatch.setattr(statistics, "DRAWS", 1000)  # so that these are more draws than are kept
-    torch.testing.assert_close(resample(values, resamples=600), resample(values, resamples=600))
+def test_the_interval_of_a_median_is_that_of_order_statistics():
+    values = two_systems()[0].expected()
+    found = median_interval(values)
+    expected = scipy.stats.quantile_test(values.numpy(), q=values.median().item(), p=0.5).confidence_interval()
+    assert ends(found) == pytest.approx([expected.low, expected.high], abs=1.0)
+    assert found.estimate == np.median(values.numpy())
+    video = torch.arange(len(values)).repeat_interleave(5)
+    assert ends(median_interval(values.repeat_interleave(5), video)) == pytest.approx(ends(found), abs=0.6)
 
 
 def test_captions_of_a_video_that_agree_count_as_one_query():
     video = torch.arange(60) // 3
-    assert effective_queries(torch.rand(20).repeat_interleave(3), video) == pytest.approx(20)
+    right = torch.arange(20) < 8
+    assert effective_queries(right.repeat_interleave(3), video) == pytest.approx(20)
+    assert effective_queries(right) == pytest.approx(20)
+    assert ends(proportion_interval(right.repeat_interleave(3), video)) == pytest.approx(wilson_interval(0.4, 20))
     generator = torch.Generator().manual_seed(0)
-    unrelated = torch.rand(30_000, generator=generator)
+    unrelated = torch.rand(30_000, generator=generator) < 0.5
     assert effective_queries(unrelated, torch.arange(30_000) // 3) == pytest.approx(30_000, rel=0.05)
-    assert effective_queries(torch.rand(60)) == 60
-    assert effective_queries(torch.ones(60), video) == 20  # nothing tells them apart
+    assert effective_queries(torch.ones(60), video) == 20  # nothing shows whether captions agree
+    # One of 20 videos differs: its variance counts as much as that of a video whose captions agree.
+    one = torch.zeros(60).index_fill_(0, torch.tensor([0]), 1.0)
+    share = 1 / 60
+    together = ((1 - 3 * share) ** 2 + 19 * (3 * share) ** 2) / (share * (1 - share))
+    assert effective_queries(one, video) == pytest.approx(60**2 / ((together + 180) / 2))
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.48, 0.9])
+def test_intervals_of_few_videos_with_many_captions_contain_the_rate(rate):
+    generator, group = np.random.default_rng(0), torch.arange(200) // 20
+    videos = generator.beta(rate * 7 / 3, (1 - rate) * 7 / 3, (500, 10, 1))  # two captions have a correlation of 0.3
+    values = torch.from_numpy((generator.random((500, 10, 20)) < videos).astype(float)).flatten(1)
+    found = [proportion_interval(each, group) for each in values]
+    assert 0.93 < np.mean([each.low <= rate <= each.high for each in found]) < 0.99
+
+
+def test_weights_add_the_means_of_two_kinds_of_queries():
+    texts, videos = torch.rand(60), torch.rand(20)
+    weight = torch.cat([torch.full((60,), 80 / 120), torch.full((20,), 80 / 40)])
+    group = torch.cat([torch.arange(60) // 3, torch.arange(20)])
+    found = proportion_interval(torch.cat([texts, videos]), group, weight)
+    assert found.estimate == pytest.approx((texts.mean() + videos.mean()).item() / 2)
+    same = proportion_interval(torch.cat([texts, videos]), group, 7 * weight)
+    assert ends(found) == pytest.approx(ends(same))
 
 
 def test_the_paired_test_equals_the_permutation_test_of_scipy():
@@ -98,10 +113,9 @@ def test_an_interval_of_a_difference_contains_the_shifts_that_the_paired_test_ke
         outside, inside = (exchanged(difference.numpy(), video, end + step * inward) for step in (-0.5, 0.5))
         assert outside < 0.055
         assert inside > 0.045
-    expected = interval_of(
-        difference, video, resamples=20_000
-    )  # a bootstrap, which is close for this number of queries
-    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1.7)
+    of_video = difference.reshape(-1, captions).mean(1)
+    half = 1.96 * of_video.std().item() / len(of_video) ** 0.5
+    assert (low, high) == pytest.approx((found.difference.estimate - half, found.difference.estimate + half), abs=1.7)
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (5, 0), (6, 0), (0, 5), (0, 6), (8, 1), (9, 1), (3, 11), (3, 13)])
@@ -124,22 +138,17 @@ def test_few_queries_resolve_nothing():
 def test_equal_systems_do_not_differ_and_a_large_gain_is_significant():
     first, second = (100.0 * ranks.found_within(1) for ranks in two_systems(gap=3.0))
     same, gain = paired_comparison(first - first), paired_comparison(second - first)
-    ends = same.difference
-    assert (ends.estimate, ends.low, ends.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
+    assert (same.difference.estimate, *ends(same.difference), same.p_value) == (0.0, 0.0, 0.0, 1.0)
     assert gain.difference.low > 0
     assert gain.p_value < 0.01
-    with pytest.raises(ValueError, match="nothing to resample"):
+    with pytest.raises(ValueError, match="nothing to compare"):
         paired_comparison(first[:0])
 
 
-def test_resampling_captions_by_video_widens_the_interval():
-    # Five captions each of 40 videos with equal ranks: 40 independent draws, not 200.
+def test_captions_that_agree_widen_the_comparison():
+    # Five captions each of 40 videos with equal ranks: 40 independent queries, not 200.
     values = torch.randint(1, 21, (40,), generator=torch.Generator().manual_seed(2)).repeat_interleave(5).double()
     video = torch.arange(40).repeat_interleave(5)
-    alone, together = interval_of(values), interval_of(values, video)
-    assert together.estimate == pytest.approx(alone.estimate)
-    ratio = (together.high - together.low) / (alone.high - alone.low)
-    assert ratio == pytest.approx(5**0.5, rel=0.15)
     difference = (values - 1).clamp(min=1) - values
     alone, together = (paired_comparison(difference, group, resamples=500) for group in (None, video))
     assert together.p_value >= alone.p_value

@@ -8,7 +8,7 @@ import pytest
 
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
-from tvr_lightning.reproduce.published import published_rows, select_published
+from tvr_lightning.reproduce.published import NOISE, close_to_best, published_rows, select_published
 
 
 def test_rows_are_unique_and_plausible_with_readable_citations():
@@ -86,3 +86,12 @@ def test_the_command_shows_rows_and_notes_in_all_formats(capsys, monkeypatch):
     found = {row.method for row in select_published(method="gare")}
     assert "GARE (Ours)" in found
     assert all("gare" in method.lower() for method in found)
+
+
+def test_rows_that_the_test_set_does_not_distinguish_from_the_best_are_marked():
+    rows = [row for row in select_published("gare", "1") if row.backbone == "ViT-B/32" and row.direction == "t2v"]
+    best = max(row.recall_1 for row in rows)
+    marked = {row.method for row, close in zip(rows, close_to_best(rows), strict=True) if close}
+    assert marked == {row.method for row in rows if best > row.recall_1 > best - NOISE}
+    assert {"CLIP4Clip", "GARE (Ours)"}.isdisjoint(marked)
+    assert not any(close_to_best(select_published(dataset="MSVD"))), "no difference was measured on so few videos"

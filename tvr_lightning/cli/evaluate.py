@@ -57,7 +57,7 @@ def evaluate(
     with loading("evaluate"):
         import torch
 
-        from tvr_lightning.evaluation.external_scores import evaluate_scores, intervals
+        from tvr_lightning.evaluation.external_scores import evaluate_scores
         from tvr_lightning.evaluation.normalization import HalfBank
         from tvr_lightning.evaluation.results import print_results, results_of, write_predictions, write_results
         from tvr_lightning.evaluation.scores_file import read_matrix, write_trec
@@ -110,8 +110,6 @@ def evaluate(
             seed=None,
             weights=Weights("outside", start=str(path)),
         )
-        for direction, row in intervals(evaluation, truth, ks, more).items():
-            results.intervals[direction] = {metric: {"low": i.low, "high": i.high} for metric, i in row.items()}
         print_results(results)
         folder = create_run(out / f"{method}-{truth.dataset}".lower().replace(" ", "-"))
         json_path, csv_path = write_results(results, folder)

@@ -15,6 +15,7 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.balance import Balance, balance
+from tvr_lightning.evaluation.intervals import metric_intervals
 from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
 from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, TransposedSource
@@ -43,6 +44,7 @@ class RetrievalTable:
         transductive: True if the score normalization uses the test set as a whole.
         warnings: conditions that limit comparisons with other results, such as "leaks ground truth".
         measured: values reported by the normalization, in percent by name, such as the recall of candidates.
+        intervals: `low` and `high` of the 95 % interval over queries, by direction and metric.
     """
 
     text_to_video: dict[str, float]
@@ -58,6 +60,7 @@ class RetrievalTable:
     transductive: bool = False
     warnings: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
+    intervals: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -102,6 +105,7 @@ class Evaluation(RetrievalTable):
             post_processing=normalizer.name if normalizer else None,
             transductive=normalizer.transductive if normalizer else False,
             warnings=[*truth.warnings, *warnings],
+            intervals=metric_intervals(ranks, truth.video_of_text, [metric.name for metric in metrics]),
             **fields,
         )
 

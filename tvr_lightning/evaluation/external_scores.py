@@ -1,4 +1,4 @@
-"""Evaluation of external scores: ranks, normalization, and intervals of similarity matrices."""
+"""Evaluation of external scores: ranks, normalization, and warnings of similarity matrices."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,7 @@ from tvr_lightning.evaluation.evaluator import SHORT, Evaluation, normalized_ran
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.scores_file import NOT_FOUND
 from tvr_lightning.evaluation.sources import MatrixSource, ScoreSource
-from tvr_lightning.evaluation.statistics import Interval, percentile_interval, resample
-from tvr_lightning.metrics import MeanRank, QueryMean, RetrievalRecall, direction_metrics
+from tvr_lightning.metrics import RankMetric, direction_metrics
 from tvr_lightning.ranks import Ranks, raise_on_nan
 
 SCORE_WARNINGS = {
@@ -36,7 +35,7 @@ def evaluate_scores(
     recall: Sequence[int] = (1, 5, 10),
     bank_texts: Tensor | None = None,
     bank_videos: Tensor | None = None,
-    more: Sequence[QueryMean] = (),
+    more: Sequence[RankMetric] = (),
 ) -> tuple[Evaluation, ScoreSource]:
     """Rank a similarity matrix in both directions.
 
@@ -121,28 +120,3 @@ def _score_warnings(scores: Tensor, truth: GroundTruth, ranks: tuple[Ranks, Rank
     for ranked, direction in zip(ranks, ("text-to-video", "video-to-text"), strict=True):
         if bool((ranked.expected() == 1).all()):
             yield f"100.0: every match is ranked first in {direction}; check that the scores do not use the pairs"
-
-
-def intervals(
-    evaluation: Evaluation, truth: GroundTruth, recall: Sequence[int], more: Sequence[QueryMean] = ()
-) -> dict[str, dict[str, Interval]]:
-    """Return 95 % bootstrap intervals over queries by direction and name, for every metric with a value per query."""
-    found: dict[str, dict[str, Interval]] = {}
-    for direction, (ranks, group) in _directions(evaluation, truth).items():
-        row = found[direction] = {}
-        for metric in _per_query(recall, more):
-            values = metric.values(ranks)
-            row[metric.name] = percentile_interval(float(values.mean()), resample(values, group))
-        expected = ranks.expected()
-        row["MdR"] = percentile_interval(float(expected.quantile(0.5)), resample(expected, group, "median"))
-    return found
-
-
-def _directions(evaluation: Evaluation, truth: GroundTruth) -> dict[str, tuple[Ranks, Tensor]]:
-    """Return the ranks and the video of each query in both directions; queries of one video are resampled together."""
-    texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
-    return {"text-to-video": (texts, truth.video_of_text[texts.index]), "video-to-text": (videos, videos.index)}
-
-
-def _per_query(recall: Sequence[int], more: Sequence[QueryMean]) -> list[QueryMean]:
-    return [*map(RetrievalRecall, recall), MeanRank(), *more]

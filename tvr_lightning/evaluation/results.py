@@ -22,6 +22,7 @@ from typing_extensions import override
 from tvr_lightning.data.records import Split
 from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.evaluator import Evaluation, RetrievalTable
+from tvr_lightning.evaluation.intervals import MEANING, TRANSDUCTIVE
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.files import write_whole
 
@@ -88,13 +89,11 @@ class Results(RetrievalTable, RunResults):
     Attributes:
         balance: per direction, if measured: the normalization error, and the rates of false negatives and false
             positives in bins of retrieval mass (NCL, Eq. 5 and Fig. 3).
-        intervals: per direction and metric, if computed: `low` and `high` of the 95 % bootstrap interval over queries.
         audit: result of the leakage audit, with the fields of `AuditResult`; None if there was no audit. Its finding
             determines `transductive`.
     """
 
     balance: dict[str, Any] = field(default_factory=dict)
-    intervals: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     audit: dict[str, Any] | None = None
 
     @override
@@ -132,7 +131,9 @@ class Results(RetrievalTable, RunResults):
             lines.append(f"Normalization error (0: all items are retrieved equally often): {errors}")
         for direction, found in self.intervals.items():
             shown = ", ".join(f"{name} [{ends['low']:.1f}, {ends['high']:.1f}]" for name, ends in found.items())
-            lines.append(f"95 % intervals over queries, {direction}: {shown}")
+            lines.append(f"95 % intervals, {direction}: {shown}")
+        if self.intervals:
+            lines.append(MEANING + (f" {TRANSDUCTIVE}" if self.transductive else ""))
         if self.weights.kind == "outside":
             lines.append("Leakage: cannot be audited, since the scores are external")
         else:

@@ -1,17 +1,16 @@
-"""Bootstrap intervals and paired tests over per-query values.
+"""Intervals and paired tests over per-query values.
 
-Queries are resampled, not training runs, so intervals do not cover the variation between seeds. Values of captions of
-one video are correlated, so for several captions per video, videos are resampled (`group`).
+Queries are random, not training runs, so intervals do not cover the variation between seeds. Values of captions of one
+video are correlated, so for several captions per video, videos are the random units (`group`).
 
-scipy.stats is not used: its bootstrap does not resample groups for a median, and its permutation test takes about seven
-times as long for a thousand queries.
+scipy.stats is not used: its permutation test takes about seven times as long for a thousand queries.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ class Interval:
     estimate: float
     low: float
     high: float
-    confidence: float = 0.95
 
 
 @dataclass
@@ -47,80 +45,60 @@ class Comparison:
     detectable: float
 
 
-def resample(
-    values: Tensor,
-    group: Tensor | None = None,
-    statistic: Literal["mean", "median"] = "mean",
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Tensor:
-    """Return the statistic (resamples,) of values (Q,) sampled with replacement, group by group.
+def proportion_interval(values: Tensor, group: Tensor | None = None, weight: Tensor | None = None) -> Interval:
+    """Return the weighted mean of values from 0 to 1 with Wilson's (1927) 95 % interval for `effective_queries`."""
+    totals, sizes = _group_sums(values, group, weight)
+    share = float(totals.sum() / sizes.sum())
+    return Interval(share, *wilson_interval(share, effective_queries(values, group, weight)))
 
-    Draws depend only on the seed and the number of groups, so that results of two systems on the same queries are
-    paired. Queries of one group, such as captions of a video, are sampled together.
+
+def wilson_interval(share: float, queries: float) -> tuple[float, float]:
+    """Return the shares that a score test at the 5 % level does not reject (Wilson, 1927)."""
+    z = NormalDist().inv_cdf(0.975)
+    half = z * math.sqrt(share * (1 - share) / queries + (z / (2 * queries)) ** 2)
+    middle, total = share + z * z / (2 * queries), 1 + z * z / queries
+    return max((middle - half) / total, 0.0), min((middle + half) / total, 1.0)
+
+
+def median_interval(values: Tensor, group: Tensor | None = None) -> Interval:
+    """Return the median of values (Q,) with the 95 % interval of Woodruff (1952): the values around half of them."""
+    middle = values.quantile(0.5)
+    ends = wilson_interval(0.5, effective_queries((values <= middle).double(), group))
+    return Interval(float(middle), *values.quantile(values.new_tensor(ends)).tolist())
+
+
+def effective_queries(values: Tensor, group: Tensor | None = None, weight: Tensor | None = None) -> float:
+    """Return the number of independent right or wrong queries that would estimate a mean as precisely.
+
+    This is p (1 - p) divided by the variance of the mean p over groups (Kish's design effect). Few groups that differ
+    from the others, or none, do not determine this variance. So it is averaged over these groups and one more, in which
+    all values agree. For one binary value per group, the result is the number of queries.
+
+    Args:
+        values: Values (Q,) from 0 to 1, such as 1 for a correct result.
+        group: Group (Q,) of each query, such as its video; by default, each query is independent.
+        weight: Weight (Q,) of each query, 1 by default.
     """
-    values = values.double().cpu()
-    inverse, sizes = _groups(values, group)
-    draws = (_kept_draws if len(sizes) * resamples <= DRAWS else _draws)(len(sizes), resamples, seed)
-    if statistic == "median":
-        return torch.cat([_medians(values, inverse, counts) for counts in draws])
-    sums = torch.zeros_like(sizes).index_add_(0, inverse, values)
-    totals = torch.cat([counts.double() @ torch.stack([sums, sizes], dim=1) for counts in draws])
-    return totals[:, 0] / totals[:, 1]
+    totals, sizes = _group_sums(values, group, weight)
+    share = totals.sum() / sizes.sum()
+    together = float((totals - share * sizes).square().sum() / (share * (1 - share)).clamp(min=1e-12))
+    rounding = 1e-9 * sizes
+    deciding = int(min((totals > rounding).sum(), (totals < sizes - rounding).sum()))
+    spread = (deciding * together + float(sizes.square().sum())) / (deciding + 1)
+    return float(sizes.sum()) ** 2 / spread
 
 
-def _medians(values: Tensor, inverse: Tensor, counts: Tensor) -> Tensor:
-    """Return the median of every draw (mean of the middle two if even) of values that count `counts` times."""
-    order = values.argsort()
-    reached = counts[:, inverse[order]].cumsum(1)
-    middle = torch.cat([reached[:, -1:] - 1, reached[:, -1:]], dim=1).div(2, rounding_mode="floor")
-    return values[order][torch.searchsorted(reached, middle, right=True)].mean(1)
-
-
-@lru_cache(maxsize=1)
-def _kept_draws(groups: int, resamples: int, seed: int) -> list[Tensor]:
-    return list(_draws(groups, resamples, seed))
-
-
-def _draws(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
-    """Yield the number of times each group is drawn, (R, groups) float32 per item."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = max(DRAWS // groups, 1)
-    for start in range(0, resamples, rows):
-        drawn = torch.randint(groups, (min(rows, resamples - start), groups), generator=generator)
-        yield torch.zeros(drawn.shape).scatter_add_(1, drawn, torch.ones(drawn.shape))
-
-
-def percentile_interval(estimate: float, drawn: Tensor) -> Interval:
-    """Return a value with its percentile bootstrap interval (Efron, 1979) from resampled values, (resamples,)."""
-    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Interval(estimate, low, high)
-
-
-def effective_queries(values: Tensor, group: Tensor | None = None) -> float:
-    """Return the number of independent queries that would estimate the mean as precisely as these grouped queries.
-
-    Q times the variance of the mean over independent queries, divided by the variance over groups (Kish's design
-    effect), between the number of groups and Q. Values and groups are (Q,).
-    """
-    values = values.double().cpu()
-    inverse, sizes = _groups(values, group)
-    rest = values - values.mean()
-    alone = float(rest.square().sum())
-    together = float(torch.zeros_like(sizes).index_add_(0, inverse, rest).square().sum())
-    found = len(values) * alone / together if together > 0 else float(len(sizes))
-    return min(max(found, float(len(sizes))), float(len(values)))
-
-
-def _groups(values: Tensor, group: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the index of each query's group, numbered in ascending order, and the sizes of the groups."""
+def _group_sums(values: Tensor, group: Tensor | None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the sums of the weighted values and of the weights in each group; groups are in ascending order."""
     if not len(values):
-        raise UserError("No query was ranked, so there is nothing to resample.")
+        raise UserError("No query was ranked, so there is nothing to compare.")
+    values = values.double().cpu()
+    weight = torch.ones_like(values) if weight is None else weight.double().cpu()
     if group is None:
-        return torch.arange(len(values)), torch.ones_like(values)
+        return values * weight, weight
     names, inverse = torch.unique(group.cpu(), return_inverse=True)
-    return inverse, torch.bincount(inverse, minlength=len(names)).double()
+    sums = values.new_zeros(2, len(names)).index_add_(1, inverse, torch.stack([values * weight, weight]))
+    return sums[0], sums[1]
 
 
 @lru_cache(maxsize=1)
@@ -146,9 +124,7 @@ def paired_comparison(
     with a mean difference at least as large. The 95 % interval contains the mean differences that this test would not
     reject (Garthwaite, 1996), so it excludes zero exactly if p is below 0.05. Fewer than six groups make it infinite.
     """
-    difference = difference.double().cpu()
-    inverse, sizes = _groups(difference, group)
-    sums = torch.zeros_like(sizes).index_add_(0, inverse, difference)
+    sums, sizes = _group_sums(difference, group)
     total, queries = sums.sum(), sizes.sum()
     rounding = 1e-9 * sums.abs().sum()
     exchanges = (_kept_signs if len(sums) * resamples <= DRAWS else _signs)(len(sums), resamples, seed)
@@ -186,10 +162,9 @@ def detectable_difference(difference: Tensor, group: Tensor | None = None, power
     `difference` (Q,) is the second system's value per query minus the first's. The result is the standard error times
     the sum of the quantiles for 97.5 % and `power`; for 50 % it is about half the width of the 95 % interval.
     """
-    difference = difference.double().cpu()
-    inverse, sizes = _groups(difference, group)
+    sums, sizes = _group_sums(difference, group)
     if len(sizes) < 2:
         return math.inf
-    rest = torch.zeros_like(sizes).index_add_(0, inverse, difference - difference.mean())
+    rest = sums - sizes * sums.sum() / sizes.sum()
     error = math.sqrt(float(rest.square().sum()) * len(sizes) / (len(sizes) - 1)) / len(difference)
     return error * float(stdtrit(len(sizes) - 1, [0.975, power]).sum())

@@ -23,6 +23,11 @@ from rich.table import Table
 from tvr_lightning.errors import UserError
 
 Entry = tuple[str | None, ...]
+NOISE, NOISE_DATASETS = 3.1, ("MSR-VTT", "DiDeMo")  # benchmarks/results/real-scores.md, on 1,000 pairs each
+CLOSE = (
+    f"~: less than {NOISE} points of R@1 below the best row with this backbone; {NOISE} is the smallest half-width of "
+    "the 95 % interval of a difference between real systems on 1,000 pairs."
+)
 PRINTED = {  # columns of values and their fields; the accuracy is in `extra`
     "R@1": "recall_1", "R@5": "recall_5", "R@10": "recall_10", "R@50": "recall_50", "MdR": "median_rank",
     "MnR": "mean_rank", "RSum": "recall_sum", "SumR": "sum_of_recalls", "accuracy": "accuracy",
@@ -83,6 +88,16 @@ def printed_figure(value: float) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
+def close_to_best(rows: Sequence[PublishedRow]) -> list[bool]:
+    """Return whether each row is less than NOISE below the best R@1 of its dataset, backbone, and direction."""
+    best: dict[tuple[str | None, ...], float] = {}
+    keys = [(row.dataset, row.backbone, row.direction) for row in rows]
+    recalls = [(row.recall_1 or 0.0) if row.dataset in NOISE_DATASETS else 0.0 for row in rows]
+    for key, recall in zip(keys, recalls, strict=True):
+        best[key] = max(recall, best.get(key, 0.0))
+    return [0 < best[key] - recall < NOISE for key, recall in zip(keys, recalls, strict=True)]
+
+
 @cache
 def published_rows() -> tuple[PublishedRow, ...]:
     """Return all rows in the order of the papers."""
@@ -130,7 +145,9 @@ def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv"
             **{name: None if value is None else printed_figure(value) for name, value in values.items()},
             "further": ", ".join(f"{name} {value}" for name, value in row.extra.items()) or None,
         })  # fmt: skip
-    frame = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all")
+    frame, close = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all"), close_to_best(rows)
+    if any(close):
+        frame.loc[close, "R@1"] += "~"
     shared = [name for name in COLUMNS if name in frame and frame[name].nunique(dropna=False) == 1]
     title = [f"{len(rows)} published rows", *(f"{name} {frame[name].iloc[0]}" for name in shared)]
     table = Table(title=escape(", ".join(title)), box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -144,5 +161,5 @@ def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv"
     console = Console()
     console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).minimum)
     console.print(table)
-    for note, number in notes.items():
-        console.print(escape(f"[{number}] {note}"), highlight=False)
+    for line in ([CLOSE] if any(close) else []) + [f"[{number}] {note}" for note, number in notes.items()]:
+        console.print(escape(line), highlight=False)

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.evaluation.intervals import MEANING, METRIC
 from tvr_lightning.files import write_whole
 from tvr_lightning.progress import shown
 from tvr_lightning.reproduce.profile.costs import ProfileCard, profile_table, read_profiles
@@ -34,7 +35,7 @@ from tvr_lightning.reproduce.report.table_view import (
     view_table,
     write_tables,
 )
-from tvr_lightning.reproduce.report.uncertainty import METRIC, measure
+from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.reproduce.tables import known_tables, load_table
 
 PACKAGE = "tvr_lightning.reproduce.report"
@@ -105,7 +106,7 @@ class Site:
             boards=leaderboards([view for view in self.views if view.differences is None], self.runs),
             legend=legend_of([run for run in self.runs if "text_to_video" in run.results]),
             synthetic="Some" if len(synthetic) > 1 else "All" if True in synthetic else "",
-            views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
+            meaning=MEANING, views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
         )  # fmt: skip
 
     def _table(self, view: TableView) -> None:
@@ -128,7 +129,7 @@ class Site:
         self._file(f"{folder}.yaml", recipe.encode())
         self._page(
             f"{folder}.html", f"Run {run.title}", "run.html", charts, run=run, card=text, recipe=recipe,
-            missing=self.missing.get(run.key), results=_results(run),
+            missing=self.missing.get(run.key), results=_results(run), meaning=MEANING,
             tables=[view for view in self.views if any(run in own for own in view.runs.values())],
         )  # fmt: skip
 

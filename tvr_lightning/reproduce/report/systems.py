@@ -11,9 +11,10 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
+from tvr_lightning.evaluation.intervals import METRIC
 from tvr_lightning.evaluation.statistics import holm
-from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
-from tvr_lightning.reproduce.report.sources import ReportedRun
+from tvr_lightning.reproduce.published import PRINTED, PublishedRow, close_to_best, printed_figure
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.report.table_view import (
     COLUMNS,
     DIRECTIONS,
@@ -26,7 +27,7 @@ from tvr_lightning.reproduce.report.table_view import (
     resolution,
     warnings_of,
 )
-from tvr_lightning.reproduce.report.uncertainty import METRIC, compare_runs, measure
+from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
 from tvr_lightning.reproduce.tables import load_table
 
 BOTH = "t2v+v2t"
@@ -95,8 +96,10 @@ def _records(view: TableView, published: Sequence[PublishedRow]) -> Iterator[dic
             for metric in [*own, "SumR"]:
                 if (found := measure(runs, direction, metric)) is not None:
                     yield {**common, "metric": metric, **measured_cell(found)}
+            ties = 100 * float((read_ranks(runs[0], direction)[0].tied > 1).double().mean())
+            yield {**common, "metric": "tied matches %", "measured": ties, "text": f"{ties:.1f}"}
             line += 1
-        for row in published:
+        for row, close in zip(published, close_to_best(published), strict=True):
             if row.direction == name:
                 common = {
                     "line": line, "title": view.title, "name": f"{row.full_method}, published by {row.paper}",
@@ -106,7 +109,7 @@ def _records(view: TableView, published: Sequence[PublishedRow]) -> Iterator[dic
                 values = {metric: row.printed(metric) for metric in metrics if metric in PRINTED}
                 for metric, value in values.items():
                     if value is not None:
-                        text = printed_figure(value)
+                        text = printed_figure(value) + ("~" if close and metric == "R@1" else "")
                         yield {**common, "metric": metric, "published": value, "published_text": text}
                 line += 1
 
@@ -117,7 +120,7 @@ def _differences(systems: Mapping[str, Sequence[ReportedRun]], results: pd.DataF
     ranked = sorted(systems, key=lambda name: -best.get(name, math.nan))
     measured = results.dropna(subset=["measured"])[["direction", "metric"]].drop_duplicates()
     for direction, metric in measured.itertuples(index=False):
-        if metric == "SumR" and direction != "t2v":
+        if not METRIC.fullmatch(metric) or (metric == "SumR" and direction != "t2v"):
             continue
         found = {
             pair: comparison
@@ -131,7 +134,7 @@ def _differences(systems: Mapping[str, Sequence[ReportedRun]], results: pd.DataF
                 **dict(zip(PAIR, [*pair, BOTH if metric == "SumR" else direction, metric], strict=True)),
                 "difference": d.estimate, "low": d.low, "high": d.high, "p": comparison.p_value, "p_holm": p,
                 "power_80": comparison.detectable,
-                "resolved": p < 0.05 and (d.low > 0 or d.high < 0),
+                "resolved": p < 0.05,
             }  # fmt: skip
 
 

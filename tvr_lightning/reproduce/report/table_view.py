@@ -12,9 +12,10 @@ from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
 from tvr_lightning.evaluation.external_scores import SCORE_WARNINGS
-from tvr_lightning.evaluation.statistics import effective_queries
+from tvr_lightning.evaluation.intervals import MEANING
+from tvr_lightning.evaluation.statistics import effective_queries, holm
 from tvr_lightning.files import write_whole
-from tvr_lightning.reproduce.published import PRINTED, PublishedRow, printed_figure
+from tvr_lightning.reproduce.published import CLOSE, PRINTED, PublishedRow, close_to_best, printed_figure
 from tvr_lightning.reproduce.report.drawing import shortened
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.report.uncertainty import Measured, compare_runs, measure, smallest_difference
@@ -22,7 +23,7 @@ from tvr_lightning.reproduce.runs.card import CardDirection
 from tvr_lightning.reproduce.tables import TableRecipe
 
 NOT_COMPARABLE = "SYNTHETIC FIXTURE: the measured numbers are not comparable with the published ones"
-MEASURED = "Here: measured, with the 95 % bootstrap interval over queries in brackets, and ± the deviation over seeds."
+MEASURED = f"Here: measured, with the 95 % interval in brackets, and ± the deviation over seeds. {MEANING}"
 PAIRED = (
     "Differences are paired over queries, with 95 % intervals. p-values of random exchanges are corrected by Holm for "
     "all pairs of systems in a direction and metric. 80 % power: the true difference that such a test set shows with "
@@ -34,6 +35,7 @@ WARNINGS = {
     "not audited": "no leakage audit was completed",
     "overridden": "scored with other options than in training",
     "external": "scores of another program, which cannot be audited",
+    "transductive": "the normalization uses the other test queries, so the intervals are too narrow",
     "synthetic": "measured on synthetic data",
     **SCORE_WARNINGS,
 }
@@ -78,7 +80,9 @@ class TableView:
     @property
     def explanation(self) -> str:
         """Meaning of the measured values."""
-        return MEASURED + DIFFERENCE if self.results["difference"].notna().any() else MEASURED
+        difference = DIFFERENCE if self.results["difference"].notna().any() else ""
+        close = f" {CLOSE}" if self.results["published_text"].astype(str).str.endswith("~").any() else ""
+        return MEASURED + difference + close
 
     def wide(self) -> pd.DataFrame:
         """Return the results as text: one row per published row, columns by metric, without empty columns."""
@@ -139,7 +143,7 @@ def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
     metrics = [name for name in PRINTED if name in shown or any(row.printed(name) is not None for row in table.rows)]
     run_of = {run.entry: run.name for run in table.runs}
     backbone_of = {run_of.get(row.entry): row.backbone for row in table.rows}
-    for line, row in enumerate(table.rows):
+    for line, (row, close) in enumerate(zip(table.rows, close_to_best(table.rows), strict=True)):
         name = run_of.get(row.entry)
         own = view.finished.get(name or "", [])
         # Not every row states its backbone.
@@ -160,6 +164,8 @@ def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
             published = row.printed(metric)
             cell: dict[str, Any] = {**common, "metric": metric, "published": published}
             cell["published_text"] = "" if published is None else printed_figure(published)
+            if close and metric == "R@1":
+                cell["published_text"] += "~"
             belongs = row.direction in DIRECTIONS or metric == ("SumR" if row.direction else "accuracy")
             if belongs and (found := measure(own, direction, metric)) is not None:
                 cell |= measured_cell(found)
@@ -202,6 +208,7 @@ def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
             marks["leaks"] |= LEAKS in warnings or bool(audit and audit["leaks"])
             marks["external" if run.external else "not audited"] |= audit is None or audit["problem"] is not None
             marks["overridden"] |= bool(run.results.get("weights", {}).get("overridden"))
+            marks["transductive"] |= bool(run.results.get("transductive"))
             marks["synthetic"] |= SYNTHETIC in warnings
             for mark in SCORE_WARNINGS:
                 marks[mark] |= any(warning.startswith(f"{mark}: ") for warning in warnings)
@@ -221,7 +228,7 @@ def resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRu
     for row in measured.sort_values("measured", kind="stable").to_dict("records"):
         ranks, video = read_ranks(finished[row["run"]][0], DIRECTIONS[row["direction"]])
         key = row["direction"], row["dataset"] or "the test set", len(ranks), len(video.unique())
-        best[key] = row["measured"], effective_queries(100.0 * ranks.found_within(1), video)
+        best[key] = row["measured"], effective_queries(ranks.found_within(1), video)
     for (direction, dataset, queries, videos), (recall, worth) in sorted(best.items()):
         of_videos = f" on {videos} videos (effectively {worth:.0f} unrelated ones)" if videos < queries else ""
         yield (
@@ -232,13 +239,15 @@ def resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRu
 
 def _differences(results: pd.DataFrame) -> list[str]:
     sentences = []
-    for row in results[(results["metric"] == "R@1") & results["against_baseline"].notna()].to_dict("records"):
-        d, low, high, p = (row[f"against_baseline{name}"] for name in ("", "_low", "_high", "_p"))
-        sentences.append(
-            f"{row['run']} against {row['baseline']}, {row['direction']} R@1: {d:+.1f} [{low:+.1f}, {high:+.1f}] "
-            f"points, p {p:.2g}, paired over queries, {'resolved' if low > 0 or high < 0 else 'not resolved'}"
-        )
-    return [*dict.fromkeys(sentences), *(["Differences in the other metrics are in the CSV file"] if sentences else [])]
+    compared = results[(results["metric"] == "R@1") & results["against_baseline"].notna()]
+    for direction, own in compared.drop_duplicates(["run", "baseline", "direction"]).groupby("direction", sort=False):
+        for row, p in zip(own.to_dict("records"), holm(own["against_baseline_p"].tolist()), strict=True):
+            d, low, high = (row[f"against_baseline{name}"] for name in ("", "_low", "_high"))
+            sentences.append(
+                f"{row['run']} against {row['baseline']}, {direction} R@1: {d:+.1f} [{low:+.1f}, {high:+.1f}] "
+                f"points, p {p:.2g} (Holm), paired over queries, {'resolved' if p < 0.05 else 'not resolved'}"
+            )
+    return [*sentences, *(["Differences in the other metrics are in the CSV file"] if sentences else [])]
 
 
 def one_line(text: str) -> str:

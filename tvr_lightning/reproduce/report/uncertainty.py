@@ -1,25 +1,19 @@
 """Intervals and comparisons of measured values, from the stored ranks of their runs."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from statistics import NormalDist, mean, stdev
 
 import torch
-from torch import Tensor
 
-from tvr_lightning.evaluation import statistics
-from tvr_lightning.evaluation.rank_table import QueryKind
-from tvr_lightning.evaluation.statistics import Comparison, Interval, percentile_interval
-from tvr_lightning.ranks import Ranks
+from tvr_lightning.evaluation.intervals import QueryValues, metric_interval
+from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.reproduce.runs.card import CardDirection
 
 RESAMPLES = 10_000
-METRIC = re.compile(r"R@\d+|nDCG@\d+|MRR|MdR|MnR|RSum|SumR")
-"""Metrics that can be computed again from stored ranks."""
 
 
 @dataclass(frozen=True)
@@ -40,83 +34,38 @@ class Measured:
 
 def measure(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) -> Measured | None:
     """Return R@K, RSum, SumR (of both directions), MnR, MdR, or accuracy over the seeds of a run, or None."""
-    values = [value for run in runs if not math.isnan(value := run.value(direction, metric))]
-    if not values:
+    runs = [run for run in runs if not math.isnan(run.value(direction, metric))]
+    if not runs:
         return None
-    drawn = [found for run in runs if (found := _drawn(run, direction, metric)) is not None]
-    interval = percentile_interval(mean(values), torch.stack(drawn).mean(0)) if drawn else None
+    values, queries = [run.value(direction, metric) for run in runs], _query_values(runs, direction, metric)
+    interval = metric_interval(queries, metric) if queries else None
     return Measured(mean(values), stdev(values) if len(values) > 1 else None, interval, len(values))
 
 
 def compare_runs(
     first: Sequence[ReportedRun], second: Sequence[ReportedRun], direction: CardDirection, metric: str
 ) -> Comparison | None:
-    """Compare two runs on the same queries, second minus first, each over its seeds; None if their queries differ.
+    """Compare two runs on the same queries, second minus first, each over its seeds.
 
-    Values per query are exchanged. MdR has none: its interval is a bootstrap interval, and its p-value is NaN.
+    None if their queries differ, or for MdR, which is not a mean of values per query.
     """
     runs = [*first, *second]
-    drawn = [found for run in runs if (found := _drawn(run, direction, metric)) is not None]
-    if len(drawn) < len(runs) or len({run.data for run in runs}) > 1:
+    if metric == "MdR" or any(math.isnan(run.value(direction, metric)) for run in runs):
         return None
-
-    def difference(values: Sequence[Tensor] | Tensor) -> Tensor:
-        own = torch.stack([*values]).double()
-        return own[len(first) :].mean(0) - own[: len(first)].mean(0)
-
-    parts, groups = [], []
-    for kind, part in _parts(runs[0], direction, metric):
-        stored = [read_ranks(run, kind) for run in runs]
-        if any(not torch.equal(ranks.index, stored[0][0].index) for ranks, _ in stored):
-            return None
-        parts.append(difference([_per_query(ranks, part) for ranks, _ in stored]))
-        groups.append(stored[0][1])
-    if metric == "MdR":
-        values = torch.tensor([run.value(direction, metric) for run in runs])
-        return Comparison(percentile_interval(float(difference(values)), difference(drawn)), math.nan, math.nan)
-    queries = sum(map(len, parts))
-    summed = torch.cat([part * (queries / len(part)) for part in parts])  # the mean is the sum of the parts' means
-    return statistics.paired_comparison(summed, torch.cat(groups), resamples=RESAMPLES)
-
-
-def _parts(run: ReportedRun, direction: CardDirection, metric: str) -> tuple[tuple[QueryKind, str], ...]:
-    """Return the values per query that a metric adds up: kinds of queries and names of metrics joined by `+`."""
-    if metric == "SumR":
-        return (*_parts(run, "text_to_video", "RSum"), *_parts(run, "video_to_text", "RSum"))
-    if metric == "RSum":
-        metric = "+".join(name for name in run.card.metrics(direction) if name.startswith("R@"))
-    return (("question" if metric == "accuracy" else direction, metric),)
-
-
-def _per_query(ranks: Ranks, metrics: str) -> Tensor:
-    return torch.stack([_values(ranks, *metric.partition("@")[::2]) for metric in metrics.split("+")]).sum(0)
-
-
-def _values(ranks: Ranks, metric: str, k: str) -> Tensor:
-    if metric in ("MnR", "MdR"):
-        return ranks.expected()
-    if metric == "MRR":
-        return 100.0 * ranks.reciprocal()
-    return 100.0 * (ranks.normalized_gain(int(k)) if metric == "nDCG" else ranks.found_within(int(k or 1)))
-
-
-def _drawn(run: ReportedRun, direction: CardDirection, metric: str) -> Tensor | None:
-    """Return a metric over draws of queries, or None without ranks. Both directions of SumR draw the same videos."""
-    if math.isnan(run.value(direction, metric)) or not run.ranks.is_file():
+    if len({run.data for run in runs}) > 1 or (queries := _query_values(runs, direction, metric)) is None:
         return None
-    parts = _parts(run, direction, metric)
-    videos = [read_ranks(run, kind)[1].unique() for kind, _ in parts]
-    if not torch.equal(videos[0], videos[-1]):
+    values = torch.stack([own.scale * own.values * own.weight for own in queries])
+    difference = values[len(first) :].mean(0) - values[: len(first)].mean(0)
+    return paired_comparison(difference, queries[0].video, resamples=RESAMPLES)
+
+
+def _query_values(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) -> list[QueryValues] | None:
+    """Return the values per query of each run; None if the ranks of one are missing or the queries differ."""
+    if not all(run.ranks.is_file() for run in runs):
         return None
-    return torch.stack([_resampled(run, *part) for part in parts]).sum(0)
-
-
-# A baseline is compared with many runs.
-@lru_cache(maxsize=1024)
-def _resampled(run: ReportedRun, kind: QueryKind, metric: str) -> Tensor:
-    ranks, video = read_ranks(run, kind)
-    values = _per_query(ranks, metric)
-    return statistics.resample(values, video, "median" if metric == "MdR" else "mean", resamples=RESAMPLES)
+    columns = runs[0].card.metrics(direction)
+    found = [QueryValues.of(partial(read_ranks, run), direction, metric, columns) for run in runs]
+    return found if all(torch.equal(own.index, found[0].index) for own in found) else None
 
 
 def smallest_difference(recall: float, queries: float) -> float:

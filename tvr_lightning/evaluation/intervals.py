@@ -1,0 +1,112 @@
+"""Intervals of metrics from the ranks of all queries."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tvr_lightning.evaluation.rank_table import QueryKind
+from tvr_lightning.evaluation.statistics import Interval, median_interval, proportion_interval
+from tvr_lightning.ranks import Ranks
+
+METRIC = re.compile(r"R@\d+|nDCG@\d+|MRR|MdR|MnR|RSum|SumR")
+"""Metrics that can be computed again from ranks."""
+MEANING = "Intervals are over queries: the gallery is fixed, and training was not repeated."
+TRANSDUCTIVE = "They are too narrow, since the normalization uses the other test queries."
+
+
+@dataclass
+class QueryValues:
+    """Values of Q queries: a metric is `start` plus `scale` times their weighted mean, or their median.
+
+    `values` (Q,) are from 0 to 1. `weight` (Q,) is 1 on average and the same in sum for each kind of query. `index` and
+    `video` (Q,) are those of each query; queries of one video are not independent.
+    """
+
+    values: Tensor
+    weight: Tensor
+    index: Tensor
+    video: Tensor
+    start: float
+    scale: float
+
+    @classmethod
+    def of(
+        cls,
+        ranks_of: Callable[[QueryKind], tuple[Ranks, Tensor]],
+        direction: QueryKind,
+        metric: str,
+        columns: Iterable[str],
+    ) -> "QueryValues":
+        """Return the values of a metric.
+
+        Args:
+            ranks_of: Function that returns the ranks of one kind of query, and the video (Q,) of each query.
+            direction: Kind of query, unless the metric has its own.
+            metric: One of METRIC, or accuracy.
+            columns: Names of the run's metrics; RSum and SumR add the recalls among them.
+        """
+        kinds: tuple[QueryKind, ...] = (direction,)
+        if metric in ("SumR", "accuracy"):
+            kinds = ("text_to_video", "video_to_text") if metric == "SumR" else ("question",)
+        names = [name for name in columns if name.startswith("R@")] if metric in ("RSum", "SumR") else [metric]
+        ranks, videos = zip(*map(ranks_of, kinds), strict=True)
+        video = torch.cat(videos)
+        start, scale = 0.0, 100.0 * len(names) * len(kinds)
+        if metric in ("MnR", "MdR"):
+            expected = ranks[0].expected()
+            start, scale = 1.0, max(float(expected.max()) - 1, len(video.unique()) - 1, 1.0)
+            parts = [(expected - start) / scale]
+        else:
+            parts = [torch.stack([_gain(each, *name.partition("@")[::2]) for name in names]).mean(0) for each in ranks]
+        weight = [torch.full_like(part, len(video) / (len(kinds) * len(part))) for part in parts]
+        index = torch.cat([each.index for each in ranks])
+        return cls(torch.cat(parts), torch.cat(weight), index, video, start, scale)
+
+
+def _gain(ranks: Ranks, metric: str, k: str) -> Tensor:
+    if metric == "MRR":
+        return ranks.reciprocal()
+    return ranks.normalized_gain(int(k)) if metric == "nDCG" else ranks.found_within(int(k or 1))
+
+
+def metric_interval(seeds: Sequence[QueryValues], metric: str) -> Interval:
+    """Return the 95 % interval of the mean of a metric over several seeds, whose queries are the same."""
+    first = seeds[0]
+    if metric == "MdR":
+        each = [median_interval(own.values, own.video) for own in seeds]
+        ends = torch.tensor([[own.estimate, own.low, own.high] for own in each]).mean(0)
+    else:
+        found = proportion_interval(torch.stack([own.values for own in seeds]).mean(0), first.video, first.weight)
+        ends = torch.tensor([found.estimate, found.low, found.high], dtype=torch.float64)
+    return Interval(*(first.start + first.scale * ends).tolist())
+
+
+def metric_intervals(
+    ranks: tuple[Ranks, Ranks], video_of_text: Tensor, columns: Sequence[str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return `low` and `high` of the metrics of texts and videos by direction and name; SumR is of both directions.
+
+    `video_of_text` (N,) is the video of each text of the split, and other metrics than METRIC are left out.
+    """
+    texts, videos = ranks
+    if not len(texts) or not len(videos):
+        return {}
+    queries: dict[QueryKind, tuple[Ranks, Tensor]] = {
+        "text_to_video": (texts, video_of_text[texts.index]),
+        "video_to_text": (videos, videos.index),
+    }
+    rows: dict[str, tuple[QueryKind, list[str]]] = {
+        "text-to-video": ("text_to_video", [*filter(METRIC.fullmatch, columns)]),
+        "video-to-text": ("video_to_text", [*filter(METRIC.fullmatch, columns)]),
+        "both directions": ("text_to_video", ["SumR"]),
+    }
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row, (direction, metrics) in rows.items():
+        found[row] = {}
+        for name in metrics:
+            interval = metric_interval([QueryValues.of(queries.__getitem__, direction, name, columns)], name)
+            found[row][name] = {"low": interval.low, "high": interval.high}
+    return found
