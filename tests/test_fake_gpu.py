@@ -10,18 +10,8 @@ from tvr_lightning.evaluation.loop import evaluate, predict
 from tvr_lightning.testing import method_recipes, small
 
 RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
-WHISPER = "encoders.whisper._WhisperEncoder.encode_input"  # encodes only windows with audio
-DPDV = {"methods.dpdv.interactions.compacted", "methods.dpdv.interactions.weighted_max"}
 # Functions that wait for the device, by method. Remove those that no longer wait.
-IN_TRAINING = {
-    "DPDV": {*DPDV, "methods.dpdv.method.encode_captions"},
-    "DRL": {"methods.drl.DRLHead.correlations"},
-    "GAID": {WHISPER},
-}
 IN_EVALUATION = {
-    "DPDV": DPDV,
-    "DRL": {"methods.drl.DRLHead._best"},
-    "GAID": {WHISPER},
     "NCL on CLIP4Clip": {f"methods.ncl.queue.FeatureQueue.{name}" for name in ("__len__", "records")},
 }
 EVERY_EVALUATION = {"methods.base.RetrievalModule.score_temperature"}
@@ -43,7 +33,7 @@ def test_a_method_stays_on_the_device_and_waits_only_in_known_functions(title):
         if method.reads_pairs:
             method.update_state(pairs.detach())
         assert all(isinstance(term, GpuTensor) for term in terms.values())
-        assert gpu.waits == IN_TRAINING.get(title, set())
+        assert gpu.waits == set()
 
         gpu.waits.clear()
         method.eval()

@@ -21,7 +21,7 @@ OF_THE_MACHINE = {"accelerator", "devices", "num_nodes", "strategy", "precision"
 
 def test_overlays_set_only_the_machine():
     found = {}
-    for overlay in set(HARDWARE.glob("*.yaml")) - {HARDWARE / "compiled.yaml"}:
+    for overlay in set(HARDWARE.glob("*.yaml")) - {HARDWARE / "compiled.yaml", HARDWARE / "tf32.yaml"}:
         recipe = read_recipe(overlay)
         assert set(recipe) == {"trainer", "data"}, overlay
         assert set(recipe["trainer"]) <= OF_THE_MACHINE, overlay
@@ -45,6 +45,12 @@ def test_overlays_compile_both_towers_and_shard_over_all_devices_into_one_file()
     assert trainer.strategy.class_path.endswith("ModelParallelStrategy")
     assert (options.data_parallel_size, options.tensor_parallel_size) == (trainer.devices, 1)
     assert options.save_distributed_checkpoint is False
+
+
+def test_an_overlay_adds_tf32_to_other_callbacks():
+    given = ["xpool", "hardware/gpu1", "hardware/tf32"]
+    callbacks = Recipe.parse(given, ["--trainer.callbacks+=EMAWeightAveraging"]).config.trainer.callbacks
+    assert [each.class_path.rpartition(".")[2] for each in callbacks] == ["TF32", "EMAWeightAveraging"]
 
 
 def test_batches_of_the_recipes_divide_over_the_devices(tmp_path):

@@ -108,7 +108,7 @@ def test_items_without_tokens_score_zero_with_finite_gradients(name):
 def test_compacting_drops_only_missing_tokens_and_keeps_the_order():
     mask = torch.tensor([[False, True, False, True, True], [True, False, False, False, True]])
     tokens = WeightedTokens(torch.arange(10.0).view(2, 5, 1), torch.arange(10.0).view(2, 5), mask)
-    short = compacted(tokens)
+    short = compacted(tokens, 3)
     assert short.logits[short.mask].tolist() == tokens.logits[mask].tolist()
     assert short.mask.tolist() == [[True, True, True], [True, True, False]]
     assert torch.equal(short.vectors.squeeze(-1), short.logits)

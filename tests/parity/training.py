@@ -129,7 +129,7 @@ def media_of(pixels, mask, audio=None):
         return media
     steps = torch.ones(len(audio), dtype=torch.int64)
     windows = torch.stack([torch.zeros_like(mask), torch.ones_like(mask)], -1).long()
-    return dataclasses.replace(media, audio=AudioInput(audio, steps, steps, windows))
+    return dataclasses.replace(media, audio=AudioInput(audio, steps, steps, windows, steps.tolist()))
 
 
 def batches_of(tensors):

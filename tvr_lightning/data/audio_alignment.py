@@ -104,7 +104,9 @@ def audio_input(
         windows = _decoded_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
     waveform = waveform[:samples]
     values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, most)
-    return AudioInput(values[None], torch.tensor([samples]), torch.tensor([steps]), windows[None])
+    return AudioInput(
+        values[None], torch.tensor([samples]), torch.tensor([steps]), windows[None], [int(windows.amax())]
+    )
 
 
 def no_audio(options: AudioOptions, frames: int) -> AudioInput:

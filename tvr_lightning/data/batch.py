@@ -23,12 +23,14 @@ class AudioInput(FeatureBatch):
         samples: (M,) int64, length of the clip within `values` in samples at 16 kHz; 0 without audio.
         steps: (M,) int64, number of vectors that `windows` refers to; the encoder interpolates its output to it.
         windows: (M, F, 2) int64, first and one-past-last step of each frame; equal if there is no audio.
+        last: one-past-last step of each clip, as a list, so that reading it does not wait for a device.
     """
 
     values: Tensor
     samples: Tensor
     steps: Tensor
     windows: Tensor
+    last: list[int]
 
     @property
     def mask(self) -> Tensor:

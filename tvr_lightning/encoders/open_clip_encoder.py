@@ -142,8 +142,8 @@ class OpenClipEncoder(Encoder):
     @override
     def encode_tokenized(self, tokens: Tokens, words: int) -> TextFeatures:
         self.tokenizer.report_truncated(tokens)
-        device = self.pixel_mean.device
-        return self.encode_tokens(tokens.ids.to(device), tokens.mask.to(device))
+        tokens = tokens.to(self.pixel_mean.device, non_blocking=True)
+        return self.encode_tokens(tokens.ids, tokens.mask)
 
     def encode_tokens(self, ids: Tensor, mask: Tensor | None = None) -> TextFeatures:
         """Encode ids (N, W) and their mask (by default CLIP's, up to EOT) to sentence (N, D) and words (N, W, D)."""

@@ -1,6 +1,7 @@
 """Whisper's encoder (Radford et al. 2023), based on `AudioEncoder` of openai-whisper."""
 
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -45,12 +46,14 @@ class _WhisperEncoder(AudioEncoder):
         clips, windows = audio.values.shape[:2]  # log-mel windows of 30 s, (M, C, 80, 3000)
         weight = self.encoder.conv1.weight
         vectors = weight.new_zeros(clips * windows, WINDOW_STEPS, self.dimension)
-        last = audio.windows[..., 1].amax(dim=1, keepdim=True)
-        starts = WINDOW_STEPS * torch.arange(windows, device=last.device)
-        mel = audio.values.flatten(0, 1)
-        for part in (starts < last).flatten().nonzero().flatten().split(WINDOWS_AT_ONCE):
-            if len(part):
-                vectors[part] = self.encoder(mel[part].to(weight.dtype))
+        heard = [
+            clip * windows + window
+            for clip, last in enumerate(audio.last)
+            for window in range(min(windows, math.ceil(last / WINDOW_STEPS)))
+        ]
+        mel, places = audio.values.flatten(0, 1), torch.tensor(heard, dtype=torch.int64)
+        for part in places.to(mel.device, non_blocking=True).split(WINDOWS_AT_ONCE) if heard else ():
+            vectors[part] = self.encoder(mel[part].to(weight.dtype))
         return pool_steps(vectors.view(clips, windows * WINDOW_STEPS, self.dimension), audio.windows)
 
     @override

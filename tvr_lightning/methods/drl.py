@@ -29,6 +29,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, Range, Role, variant
 from tvr_lightning.pairwise import token_similarities
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 MaskFill = Literal["zero", "exclude"]
 DecorrelationTokens = Literal["random", "matched", "weighted"]
@@ -193,7 +194,8 @@ class DRLHead(PairHead):
 
     def _best(self, similarity: Tensor, own: Tensor, others: Tensor, dim: int) -> Tensor:
         """Return the largest similarity with the other side's tokens along `dim`; 0 for padded tokens."""
-        if not torch.is_grad_enabled() and bool(own.all()) and bool(others.all()):  # training avoids the device sync
+        reads = loops_are_fast(own.device) and not torch.is_grad_enabled()  # otherwise, reading waits for the device
+        if reads and bool(own.all()) and bool(others.all()):
             return similarity.amax(dim)
         if self.fills_zero:
             return similarity.masked_fill(~(own & others), 0.0).amax(dim)
@@ -201,20 +203,16 @@ class DRLHead(PairHead):
         return torch.where((own & others).any(dim), best, 0.0)
 
     def correlations(self, text: TextFeatures, video: VideoFeatures, tokens: DecorrelationTokens) -> Tensor | None:
-        """Return the channel correlation (D, D) of B matching pairs, or None with too few tokens for a variance."""
+        """Return the channel correlation (D, D) of B matching pairs, or None for B < 2 with random tokens."""
         words, frames = self.prepare(text, video)
         if tokens == "random":
             return token_correlation(words, frames, _random_token(words.mask), _random_token(frames.mask))
-        # Positions instead of masks, because every use of a mask would ask the device for its number of tokens.
-        valid_words, valid_frames = (side.mask.nonzero(as_tuple=True) for side in (words, frames))
-        if min(len(valid_words[0]), len(valid_frames[0])) < 2:
-            return None
         similarity = torch.einsum("bwd,bfd->bwf", words.tokens, frames.tokens)
         both = words.mask[:, :, None] & frames.mask[:, None, :]
         similarity = similarity.masked_fill(~both, 0.0 if self.fills_zero else -torch.inf)
         weighted = tokens == "weighted"
-        of_words = best_correlation(words, frames, similarity.argmax(2), valid_words, weighted)
-        of_frames = best_correlation(frames, words, similarity.argmax(1), valid_frames, weighted)
+        of_words = best_correlation(words, frames, similarity.argmax(2), weighted)
+        of_frames = best_correlation(frames, words, similarity.argmax(1), weighted)
         return (of_words + of_frames) / 2
 
 
@@ -231,25 +229,31 @@ def token_correlation(words: PreparedTokens, frames: PreparedTokens, word: Tenso
     return channel_correlation(words.tokens[row, word], frames.tokens[row, frame])
 
 
-def best_correlation(
-    own: PreparedTokens, others: PreparedTokens, best: Tensor, valid: tuple[Tensor, ...], weighted: bool
-) -> Tensor:
-    """Return the channel correlation of the tokens at `valid` and their `best` (B, T) tokens of the other side."""
+def best_correlation(own: PreparedTokens, others: PreparedTokens, best: Tensor, weighted: bool) -> Tensor:
+    """Return the channel correlation of valid tokens and their `best` (B, T) tokens of the other side."""
     partners = others.tokens.gather(1, best[..., None].expand(-1, -1, own.tokens.shape[-1]))
-    weights = own.weights[valid] / len(own) if weighted else None
-    return channel_correlation(own.tokens[valid], partners[valid], weights)
+    weights = own.weights.flatten() / len(own) if weighted else None
+    return channel_correlation(own.tokens.flatten(0, 1), partners.flatten(0, 1), weights, own.mask.flatten())
 
 
-def channel_correlation(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the correlation (D, D) of tokens (T, D) and their partners, with weights (T,) or 1 / T (DRL, CDCR)."""
-    left = standardized(first)
-    left = left / len(first) if weights is None else left * weights[:, None]
-    return left.T @ standardized(second)
+def channel_correlation(
+    first: Tensor, second: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Return the correlation (D, D) of tokens (T, D) and their partners (DRL, CDCR).
+
+    The weights (T,) are by default equal over the tokens in a mask (T,), by default all.
+    """
+    valid = first.new_ones(len(first), 1) if mask is None else mask.unsqueeze(1).to(first.dtype)
+    weight = valid / valid.sum() if weights is None else weights.unsqueeze(1)
+    return (standardized(first, valid) * weight).T @ standardized(second, valid)
 
 
-def standardized(tokens: Tensor) -> Tensor:
-    """Return tokens (T, D) scaled per channel to mean 0 and unbiased variance 1 over the tokens."""
-    return (tokens - tokens.mean(0)) / tokens.std(0).clamp(min=COSINE_EPS)
+def standardized(tokens: Tensor, valid: Tensor) -> Tensor:
+    """Return tokens (T, D) scaled per channel to mean 0 and unbiased variance 1 over the valid (T, 1); others are 0."""
+    count = valid.sum()  # a mask as an index would wait for the device
+    centered = (tokens - (tokens * valid).sum(0) / count) * valid
+    variance = centered.square().sum(0) / (count - 1).clamp(min=1)
+    return centered / variance.clamp(min=COSINE_EPS**2).sqrt()
 
 
 def decorrelation_sums(correlation: Tensor) -> tuple[Tensor, Tensor]:

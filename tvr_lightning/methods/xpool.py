@@ -5,11 +5,13 @@ T-MASS and GAID build on X-Pool.
 
 Deviations:
 - padded frames: released has none, since short clips repeat their last frame; here padded frames are masked.
-- captions: released pads to the longest caption of a batch; here pads to `words`.
+- captions: released pads to the longest caption of a batch; here zeros pad them to `words`.
 - several captions per video: released scores them in a table padded with minus infinity; here scores each text and
   each video once and pairs them by index.
 - pixels: released uses float32, resized without antialiasing; here the same (`data.init_args.antialias: false`), stored
   in float16, so that a value from 0 to 255 is off by at most 1/8.
+- precision: released runs on PyTorch 1.8, which rounds the factors of products to TF32 on Ampere GPUs; here float32 on
+  every GPU; `recipes/hardware/tf32.yaml` rounds them in training.
 - last batch: released trains on one device, with an incomplete last batch; here the same on one device, while several
   repeat samples until they share them evenly, which changes the gradient of that step.
 - selection: released selects the best mean of the last five test R@1, ten times per epoch; here uses the weights of the

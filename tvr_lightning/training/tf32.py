@@ -1,4 +1,4 @@
-"""TF32 in training: float32 products of the heads with a 10-bit mantissa; evaluation stays in float32."""
+"""TF32 in training: float32 products with a 10-bit mantissa; evaluation stays in float32."""
 
 from typing import Any
 

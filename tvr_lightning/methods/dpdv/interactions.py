@@ -16,6 +16,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.layers.aggregation import ISA, BidirectionalAggregation
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 PIECES = 4
 """Number of groups of similar length that the texts of a block are split into, to reduce the padding of short texts."""
@@ -165,16 +166,15 @@ class WeightedMax(Interaction):
 
     @override
     def forward(self, text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None = None) -> Tensor:
-        if pair_mask is None:
-            video = compacted(video)
+        if pair_mask is None and loops_are_fast(video.mask.device):
+            video = compacted(video, max(int(video.mask.sum(1).max()), 1))
         if self.simplified and text.vectors.shape[1] == 1:
             return weighted_sum(text.vectors[:, 0], video, pair_mask)
         return weighted_max(text, video, pair_mask)
 
 
-def compacted(tokens: WeightedTokens, most: int | None = None) -> WeightedTokens:
-    """Return the valid tokens in order, padded to `most`; by default the largest number, with a device sync."""
-    most = max(int(tokens.mask.sum(1).max()), 1) if most is None else most
+def compacted(tokens: WeightedTokens, most: int) -> WeightedTokens:
+    """Return the valid tokens in order, padded to `most`."""
     if most == tokens.mask.shape[1]:
         return tokens
     first = (~tokens.mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :most]
@@ -200,15 +200,15 @@ def weighted_max(text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor 
     """
     if pair_mask is not None:
         pair_mask = pair_mask & video.mask
-    # One device synchronization for the lengths of the texts and for whether a video token is absent.
-    present = (video.mask if pair_mask is None else pair_mask).all()
-    *lengths, complete = torch.cat([text.mask.sum(1), present.reshape(1)]).tolist()
+    fast = loops_are_fast(text.mask.device)  # otherwise, reading the lengths would wait for the device
+    lengths = text.mask.sum(1).tolist() if fast else []
+    complete = fast and bool((video.mask if pair_mask is None else pair_mask).all())
     size = -(-len(text) // PIECES)
     rows = []
     for start in range(0, len(text), size):
         places = slice(start, start + size)
-        longest = max(1, *lengths[places])
-        padded = min(lengths[places]) < longest, not complete
+        longest = max(1, *lengths[places]) if fast else text.mask.shape[1]
+        padded = not fast or min(lengths[places]) < longest, not complete
         piece = compacted(text[places], longest)
         rows.append(_weighted_max(piece, video, None if pair_mask is None else pair_mask[places], padded))
     return torch.cat(rows)

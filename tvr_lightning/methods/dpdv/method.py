@@ -29,7 +29,7 @@ Deviations:
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,42 +68,36 @@ def nonempty(video_id: str, described: Sequence[str], most: int, least: int) -> 
     return places
 
 
-def encode_captions(
-    encoder: Encoder,
+def described(
     video_ids: list[str],
     descriptions: Sequence[list[str] | Tokens],
-    words: int,
+    tokenize: Callable[[list[str]], Tokens] | None,
     most: int,
     least: int,
-) -> Captions:
-    """Encode `least` to `most` descriptions of each of B videos with the text encoder, as in the paper.
+    device: torch.device,
+) -> tuple[list[str] | Tokens, Tensor]:
+    """Return `most` descriptions of each of B videos, of which at least `least` are given, and their mask (B, most).
 
-    Descriptions are strings or the output of the encoder's `caption_tokens`. Missing ones are encoded as "".
+    They are strings without `tokenize`, otherwise tokens; missing ones are "".
     """
-    texts = [""]  # its row is used for missing descriptions
-    rows: list[int] = []
-    counts = []
-    for video_id, described in zip(video_ids, descriptions, strict=True):
-        strings = list(described)
+    texts, rows, counts = [""], [], []
+    for video_id, listed in zip(video_ids, descriptions, strict=True):
+        strings = list(listed)
         places = nonempty(video_id, strings, most, least)
         rows += [*(len(texts) + place for place in places), *[0] * (most - len(places))]
         texts += strings
         counts.append(len(places))
-    tokens = [described for described in descriptions if isinstance(described, Tokens)]
-    tokenize = encoder.caption_tokens(words)
-    if tokens and tokenize is not None:
-        blank = tokenize([""]).to(tokens[0].ids.device, non_blocking=True)
-        features = encoder.encode_text(Tokens.cat([blank, *tokens])[rows], words)
-    else:
-        features = encoder.encode_text([texts[row] for row in rows], words)
-    shape = (len(descriptions), most)
     mask = torch.arange(most) < torch.tensor(counts).unsqueeze(1)
-    return Captions(
-        features.sentence.unflatten(0, shape),
-        features.words.unflatten(0, shape),
-        features.word_mask.unflatten(0, shape),
-        mask.to(features.sentence.device),
-    )
+    chosen: list[str] | Tokens = [texts[row] for row in rows]
+    tokens = [each for each in descriptions if isinstance(each, Tokens)]
+    if tokens and tokenize is not None:
+        every = Tokens.cat([tokenize([""]).to(device, non_blocking=True), *tokens])
+        index = torch.tensor(rows).to(device, non_blocking=True)
+        needed = [every.needed[row] for row in rows]
+        chosen = Tokens(list(chosen), every.ids[index], every.mask[index], needed)
+    elif tokenize is not None:
+        chosen = tokenize(list(chosen)).to(device, non_blocking=True)
+    return chosen, mask.to(device, non_blocking=True)
 
 
 class DPDV(RetrievalModule):
@@ -154,7 +148,27 @@ class DPDV(RetrievalModule):
                 "model.init_args.dpdv.paths to [spot]."
             )
         most, least = self.options.captions, self.options.recover_captions
-        return {"captions": encode_captions(self.encoder, batch.video.video_id, listed, self.words, most, least)}
+        tokenize = self.encoder.caption_tokens(self.words)
+        texts, mask = described(batch.video.video_id, listed, tokenize, most, least, self.device)
+        # The chosen captions get a gradient in `pair_features`.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not isinstance(texts, Tokens)):
+            captions = Captions.of(self.encoder.encode_text(texts, self.words, trim=True), mask)
+        return {"captions": captions, "tokens": texts} if isinstance(texts, Tokens) else {"captions": captions}
+
+    @override
+    def pair_features(self, batch: PairBatch) -> PairedFeatures:
+        pairs = super().pair_features(batch)
+        tokens = pairs.extras.pop("tokens", None)
+        if tokens is not None:
+            captions, tokens = pairs.extras["captions"], tokens.trimmed()
+            order = self.head.chosen_captions(pairs.text, pairs.video, captions)
+            rows = torch.arange(len(order), device=order.device).unsqueeze(1)
+            places = (rows * captions.mask.shape[1] + order).flatten()
+            features = self.encoder.encode_text(Tokens([], tokens.ids[places], tokens.mask[places], []), self.words)
+            pairs.extras["captions"] = Captions.of(
+                features.padded(captions.words.shape[2]), captions.mask.gather(1, order)
+            )
+        return pairs
 
     @override
     def score(self, text: TextFeatures, video: VideoFeatures) -> Scores:

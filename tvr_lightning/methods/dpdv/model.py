@@ -4,6 +4,8 @@ T_s (N, D) are sentences, T_w (N, W, D) words, V_f (M, F, D) frames, and V_p (M,
 `patch_merging.py` (Eqs. 7-8). `interactions.py` has Eqs. 1, 5, 6 and 9.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +39,12 @@ class Captions(FeatureBatch):
     words: Tensor  # (B, S, W, D)
     word_mask: Tensor  # (B, S, W) bool
     mask: Tensor  # (B, S) bool, True for valid descriptions
+
+    @classmethod
+    def of(cls, features: TextFeatures, mask: Tensor) -> Captions:
+        """Return the features of B S texts as the captions of B videos."""
+        parts = (features.sentence, features.words, features.word_mask)
+        return cls(*(part.unflatten(0, mask.shape) for part in parts), mask)
 
 
 # Dual-Pathway Partitioning Module (section 3.2)
@@ -139,6 +147,14 @@ class DPDVHead(PairHead):
         word_mask = chosen.word_mask & chosen.mask.unsqueeze(-1)
         words = chosen.words.flatten(1, 2), word_mask.flatten(1, 2)
         return self._text_side(text, macro=(chosen.sentence, chosen.mask), micro=words)
+
+    def chosen_captions(self, text: TextFeatures, video: VideoFeatures, captions: Captions) -> Tensor:
+        """Return the positions (B, N_s^-) of the captions that `of_captions` uses for B matching pairs."""
+        text, video, captions = text.float(), video.float(), captions.float()
+        with torch.autocast(text.sentence.device.type, enabled=False):
+            _, recover = self.partition(text, video)
+            _, order = caption_order(captions.sentence, captions.mask, video.frames, recover)
+        return order[:, : self.options.recover_captions]
 
     def _text_side(self, text: TextFeatures, **given: tuple[Tensor, Tensor]) -> TextSide:
         """Return N texts that divide frames, with tokens (N, T, D) and masks (N, T) by view."""

@@ -276,7 +276,8 @@ def random_batch(
         borders = torch.linspace(0, steps, frames + 1).long()
         windows = torch.stack([borders[:-1], borders[1:]], dim=1).expand(count, -1, -1).contiguous()
         waveforms = 0.1 * torch.randn(shape, generator=generator)
-        media.audio = AudioInput(waveforms, torch.full((count,), samples), torch.full((count,), steps), windows)
+        sizes = torch.full((count,), samples), torch.full((count,), steps)
+        media.audio = AudioInput(waveforms, *sizes, windows, [steps] * count)
     extras = {"recover_captions": [[WORDS] * 6 for _ in range(count)]}  # of methods that train on them
     videos = VideoBatch(media, index, [f"video{place}" for place in range(count)])
     return PairBatch(TextBatch([WORDS] * count, index), videos, extras).to(module.device)
