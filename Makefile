@@ -55,13 +55,13 @@ $(VENV)/.complete: $(VENV)/.installed
 	touch $@
 
 $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
-	@echo "Writing 500 synthetic videos: about half a minute, then five to six minutes left"
+	@echo "Writing 500 synthetic videos: about half a minute, then six to seven minutes left"
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
 demo:
-	@echo "The demo writes videos, trains, tests, and searches: five to seven minutes on two CPU cores after the installation"
+	@echo "The demo writes videos, trains, tests, and searches: six to eight minutes on two CPU cores after the installation"
 	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
-	@echo "Training TC-MGC and testing it: four to six minutes, then half a minute left"
+	@echo "Training TC-MGC and testing it: five to seven minutes, then half a minute left"
 	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
 	  --data.init_args.root $(DEMO_FOLDER) --results.directory $(DEMO_FOLDER)/runs
 	@echo "Indexing the 100 test videos and searching them: about half a minute"
@@ -72,10 +72,10 @@ demo-search: $(VENV)/.installed $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
 	$(BIN)/python benchmarks/demo_search.py --runs $(DEMO_FOLDER)/runs --videos $(DEMO_FOLDER)/msrvtt --out $(DEMO_FOLDER)/index
 	@echo; echo "To see the videos: $(BIN)/tvr serve --index $(DEMO_FOLDER)/index, then open http://127.0.0.1:8321/"
 
-# The README's image, from the demo; needs Chromium and its driver.
+# The images of the README and the documentation, from the demo; needs Chromium and its driver.
 screenshots: $(VENV)/.complete
 	test -d $(DEMO_FOLDER)/index || $(MAKE) demo
-	$(BIN)/python benchmarks/screenshots.py --videos $(DEMO_FOLDER) --index $(DEMO_FOLDER)/index --out docs/images/search.webp
+	$(BIN)/python benchmarks/screenshots.py --demo $(DEMO_FOLDER) --out docs/images
 
 test: $(VENV)/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=10

@@ -1,9 +1,9 @@
-"""Create docs/images/search.webp: the search page of the demo's videos, in a real browser.
+"""Create search.webp and run.webp in docs/images: the search page and the report of the demo, in a real browser.
 
 The query is the shortest held-out caption whose video the search ranks first, as the only good match. The exit status
 is 1 if there is no such caption.
 
-Command: python benchmarks/screenshots.py --videos build/demo --index build/demo/index --out search.webp
+Command: python benchmarks/screenshots.py --demo build/demo --out docs/images
 """
 
 from __future__ import annotations
@@ -86,24 +86,35 @@ def search_page(driver: Any, index: Path, videos: Path) -> Image.Image:
         server.wait()
 
 
+def run_page(driver: Any, runs: Path) -> Image.Image:
+    """Report on the runs and return the page of one."""
+    command = [sys.executable, "-m", "tvr_lightning.cli", "report", str(runs), "--tables_only"]
+    subprocess.run(command, check=True)
+    page = next((runs / "report" / "runs").glob("*.html"))
+    driver.get(page.absolute().as_uri())
+    return screenshot(driver)
+
+
 def main() -> None:
-    """Write the image."""
+    """Write the images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--videos", type=Path, required=True, help="parent folder of the synthetic msrvtt")
-    parser.add_argument("--index", type=Path, required=True, help="index created by make demo")
-    parser.add_argument("--out", type=Path, required=True, help="image to write")
+    parser.add_argument("--demo", type=Path, required=True, help="folder that make demo filled")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the images")
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as profile:
         driver = browser(profile)
         try:
-            image = search_page(driver, arguments.index, arguments.videos)
+            images = {
+                "search.webp": search_page(driver, arguments.demo / "index", arguments.demo),
+                "run.webp": run_page(driver, arguments.demo / "runs"),
+            }
         finally:
             driver.quit()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    image.save(arguments.out, quality=80, method=6)
-    print(
-        f"Wrote {arguments.out}: {image.width} x {image.height} pixels, {arguments.out.stat().st_size / 1024:.0f} KiB"
-    )
+    for name, image in images.items():
+        path = arguments.out / name
+        image.save(path, quality=80, method=6)
+        print(f"Wrote {path}: {image.width} x {image.height} pixels, {path.stat().st_size / 1024:.0f} KiB")
 
 
 if __name__ == "__main__":

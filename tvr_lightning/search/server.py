@@ -36,7 +36,7 @@ from fastapi import Path as InPath  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response  # noqa: E402
 from fastapi.staticfiles import StaticFiles  # noqa: E402
-from pydantic import BaseModel, Field  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
 from starlette.requests import ClientDisconnect  # noqa: E402
 
 HEADERS = {
@@ -83,31 +83,6 @@ class ServerOptions:
         """Return the token that clients must send; None if only this machine can connect."""
         token = self.token or os.environ.get("TVR_SEARCH_TOKEN")
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
-
-
-class NoParameters(BaseModel, extra="forbid"):
-    """No parameters; any is refused."""
-
-
-class ExampleParameters(BaseModel, extra="forbid"):
-    """Parameters of an upload."""
-
-    kind: ExampleKind = Field("clip", description="type of the body")
-    name: str = Field("", max_length=200, description="name of the upload")
-
-
-class ImageParameters(BaseModel, extra="forbid"):
-    """Parameters of a thumbnail."""
-
-    time: float = Field(0.0, ge=0, le=1e7, description="seconds")
-
-
-class LibraryQuery(BaseModel, extra="forbid"):
-    """Parameters of the list of videos."""
-
-    folder: str | None = Field(None, max_length=MAX_TEXT, description="folder inside an indexed one")
-    top: int = Field(24, ge=1, le=100, description="number of videos")
-    after: int = Field(0, ge=0, le=10**9, description="number of videos to skip")
 
 
 class Video(BaseModel):
@@ -166,7 +141,16 @@ def limited(limiter: anyio.CapacityLimiter, what: str) -> Callable[[], AsyncIter
 
 def create_app(searcher: Searcher, options: ServerOptions, token: str | None = None) -> FastAPI:
     """Create the application. Clients must send the token, if there is one."""
-    app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None)
+
+    def refuse_unknown(request: Request) -> None:
+        operation = app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+        known = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+        if unknown := next((name for name in request.query_params if name not in known), None):
+            detail = f"{unknown[:100]} is not a parameter of this route. Its parameters: {', '.join(known) or 'none'}."
+            raise HTTPException(422, detail)
+
+    check = [Depends(refuse_unknown)]
+    app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None, dependencies=check)
     app.state.searches = anyio.CapacityLimiter(options.max_pending)
     app.state.uploads = anyio.CapacityLimiter(options.max_pending)
     decoders, catalog = anyio.CapacityLimiter(options.max_decoding), searcher.catalog
@@ -203,11 +187,6 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         path = relative(row.path, catalog.roots)
         return Video(**vars(row) | {"path": path, "captions": catalog.captions_of(row.id)})
 
-    def refuse_parameters(_: Annotated[NoParameters, Query()]) -> None:
-        """Accept only a request without parameters."""
-
-    no_parameters = Depends(refuse_parameters)
-
     @app.get("/api/search", responses=REFUSALS, dependencies=[Depends(limited(app.state.searches, "searches"))])
     def search(query: Annotated[SearchQuery, Query()]) -> Answer:
         """Find videos by text, by an example, or by both."""
@@ -221,27 +200,35 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         dependencies=[Depends(limited(app.state.uploads, "uploads"))],
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BYTES}}}},
     )
-    async def upload(request: Request, query: Annotated[ExampleParameters, Query()]) -> dict[str, str]:
+    async def upload(
+        request: Request,
+        kind: Annotated[ExampleKind, Query(description="type of the body")] = "clip",
+        name: Annotated[str, Query(max_length=200, description="name of the upload")] = "",
+    ) -> dict[str, str]:
         """Keep the clip or image in the body as an example for later searches, until newer ones replace it."""
-        name = query.name or f"example {query.kind}"
+        name = name or f"example {kind}"
         with tempfile.TemporaryDirectory(prefix=UPLOADS) as folder:
             path = Path(folder) / "example"
             await _save_upload(request, path, options)
-            example = await anyio.to_thread.run_sync(searcher.add_example, path, query.kind, name, limiter=decoders)
+            example = await anyio.to_thread.run_sync(searcher.add_example, path, kind, name, limiter=decoders)
         return {"id": example, "name": name}
 
     @app.get("/api/videos", responses=REFUSALS)
-    def library(query: Annotated[LibraryQuery, Query()]) -> Library:
+    def library(
+        folder: Annotated[str | None, Query(max_length=MAX_TEXT, description="folder inside an indexed one")] = None,
+        top: Annotated[int, Query(ge=1, le=100, description="number of videos")] = 24,
+        after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
+    ) -> Library:
         """List videos, the newest first."""
-        rows, count = catalog.listed(query.folder, query.top, query.after)
+        rows, count = catalog.listed(folder, top, after)
         return Library(videos=[facts(row) for row in rows], count=count)
 
-    @app.get("/api/videos/{video}/about", responses=REFUSALS, dependencies=[no_parameters])
+    @app.get("/api/videos/{video}/about", responses=REFUSALS)
     def about(video: Id) -> Video:
         """Return facts about a video and its captions."""
         return facts(catalog.video(video))
 
-    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse, dependencies=[no_parameters])
+    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> Response:
         """Return the video itself, or a range of its bytes."""
         path = Path(os.path.realpath(catalog.video(video).path))
@@ -252,11 +239,11 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         return FileResponse(path, media_type=guess_type(path.name)[0] or "application/octet-stream")
 
     @app.get("/api/videos/{video}/image", responses=REFUSALS, response_class=Response)
-    def thumbnail(video: Id, query: Annotated[ImageParameters, Query()]) -> Response:
+    def thumbnail(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
         """Return the indexed frame nearest to a time as JPEG."""
-        return Response(catalog.thumbnail(video, query.time), media_type="image/jpeg")
+        return Response(catalog.thumbnail(video, time), media_type="image/jpeg")
 
-    @app.get("/api/index", dependencies=[no_parameters])
+    @app.get("/api/index")
     def index() -> IndexFacts:
         """Return the numbers of videos, the scorers, and the folders."""
         return IndexFacts(
@@ -267,7 +254,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             skipped=len(catalog.skipped()),
         )
 
-    @app.get("/health", dependencies=[no_parameters])
+    @app.get("/health")
     def health() -> dict[str, str]:
         """Confirm that the index can be read."""
         catalog.fact("version")

@@ -17,7 +17,7 @@ def leaderboards(
 ) -> dict[str, tuple[pd.DataFrame, list[ReportedRun]]]:
     """Return for each dataset the measured runs as text, the highest text-to-video R@1 first, and those runs.
 
-    Without tables, each run is a row.
+    Without tables, each run is a row, with columns of the options that differ between the runs.
     """
     found: dict[str, tuple[dict[str, str], dict[str, float], list[ReportedRun]]] = {}
     for view in views:
@@ -56,5 +56,11 @@ def leaderboards(
     for dataset, entries in sorted(boards.items(), key=lambda board: -len(board[1])):
         entries.sort(key=lambda entry: -entry[0])
         table = pd.DataFrame({column: [row[column] for _, row, _ in entries] for column in entries[0][1]})
+        if not views:
+            settings = pd.DataFrame([run.settings() for *_, run in entries])
+            for name in settings.columns[settings.nunique() > 1]:  # NaN, of options that a method lacks, does not count
+                if not name.endswith("class_path") and not settings[name].str.startswith("[").eq(True).any():
+                    short = name.rpartition(".")[2], ""
+                    table[(name, "") if short in table else short] = settings[name].fillna("-")
         tables[dataset] = filled(table), [run for *_, run in entries]
     return tables

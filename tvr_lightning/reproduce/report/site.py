@@ -27,6 +27,7 @@ from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.systems import view_systems
 from tvr_lightning.reproduce.report.table_charts import draw_curves, draw_table
 from tvr_lightning.reproduce.report.table_view import (
+    DIRECTIONS,
     PAIRED,
     TableView,
     filled,
@@ -135,19 +136,17 @@ class Site:
 
 
 def _results(run: ReportedRun) -> pd.DataFrame:
-    """Return the metrics of a run as text, one row per direction."""
+    """Return the metrics of a run as text, one row per direction and one for SumR."""
+    if (accuracy := measure([run], "text_to_video", "accuracy")) is not None:
+        return pd.DataFrame({"accuracy": [str(accuracy)]})
+    if "text_to_video" not in run.results:
+        return pd.DataFrame()
     rows = {}
-    for direction in ("text_to_video", "video_to_text"):
-        names = (
-            ["accuracy"]
-            if run.card.accuracy() is not None
-            else [*filter(METRIC.fullmatch, run.card.metrics(direction)), "SumR"]
-        )
-        found = {name: str(value) for name in names if (value := measure([run], direction, name)) is not None}
-        if run.finished and found:
-            rows[direction.replace("_", " ")] = found
-    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("direction").reset_index().astype(str)
-    return table[:1].drop(columns="direction") if "accuracy" in table else table
+    for words, direction in zip(("text to video", "video to text"), DIRECTIONS.values(), strict=True):
+        names = filter(METRIC.fullmatch, run.card.metrics(direction))
+        rows[words] = {name: str(measure([run], direction, name)) for name in names}
+    rows["both directions"] = {"SumR": str(measure([run], "text_to_video", "SumR"))}
+    return pd.DataFrame.from_dict(rows, orient="index").fillna("").rename_axis("direction").reset_index()
 
 
 def _blocks(view: TableView) -> Iterator[tuple[str, pd.DataFrame, list[ReportedRun | None]]]:

@@ -51,6 +51,13 @@ class ReportedRun:
             return float(self.results.get("sum_of_recalls", math.nan))
         return self.card.metrics(direction).get(metric, math.nan)
 
+    def settings(self) -> dict[str, str]:
+        """Return the options of model, data, and trainer, and the seed, by dotted name, without their folders."""
+        config = {name: self.results["config"].get(name) for name in ("seed_everything", "model", "data", "trainer")}
+        folders = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_args.features")
+        flat = pd.json_normalize(config).iloc[0].items()
+        return {str(name): str(value) for name, value in flat if not str(name).endswith(folders)}
+
 
 @lru_cache(maxsize=256)
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:

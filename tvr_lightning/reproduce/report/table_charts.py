@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pandas as pd
 
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels, not_drawn
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, in_style, new_panels
 from tvr_lightning.reproduce.report.figures.any_method import DIRECTIONS
 from tvr_lightning.reproduce.report.figures.tcmgc import boxes
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_curves
@@ -35,13 +35,12 @@ def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
             (name if len(runs) == 1 else run.title): curve
             for run in runs
             for name, curve in read_curves(run).items()
-            if name == start or name.startswith((f"{start}-", f"{start}_"))
+            if len(curve) > 1 and (name == start or name.startswith((f"{start}-", f"{start}_")))
         }
     missing = [title for title, curves in drawn.items() if not curves]
+    note = f"A curve needs two logged values or more. Without curves: {', '.join(missing)}." if missing else ""
     if len(missing) == len(drawn):
-        return not_drawn(
-            CURVES, "no metrics.csv has a training loss, validation recall, temperature, or learning rates"
-        )
+        return Chart(CURVES, note=note)
     drawn = {title: curves for title, curves in drawn.items() if curves}
     most = max(map(len, drawn.values()))
     axes = new_panels(len(drawn), height=2.4 + (0.17 * most if most > 1 else 0), layout="constrained")
@@ -49,12 +48,22 @@ def draw_curves(runs: Sequence[ReportedRun]) -> Chart | None:
         for place, (name, curve) in enumerate(curves.items()):
             kept = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
             dashes = ("-", "--", ":")[place // len(COLORS) % 3]
-            axis.plot(kept.index, kept, dashes, marker="o" if len(kept) < 3 else None, label=name)
+            axis.plot(kept.index, kept, dashes, label=name)
         axis.set(title=title, xlabel="optimizer step")
-        if len(curves) > 1:
+        axis.locator_params("x", integer=True)
+        for videos in _validation_videos(runs) if "R@1" in title else ():
+            axis.axhline(100 / videos, color=COLORS[4], linewidth=0.8, label=f"chance, {videos} videos")
+        if len(axis.lines) > 1:
             axis.figure.legend(loc="outside lower left")
     images = drawings(axes, f"Line charts over optimizer steps of {', '.join(drawn)}.")
-    return Chart(CURVES, images, note=f"Not logged: {', '.join(missing)}." if missing else "")
+    return Chart(CURVES, images, note=note)
+
+
+def _validation_videos(runs: Sequence[ReportedRun]) -> set[int]:
+    """Return the numbers of validation videos, if the runs validated on their test split or on training videos."""
+    on_test = {int(run.results["videos"]) for run in runs if run.results.get("select_on") == "test"}
+    held_out = {int(run.settings().get("data.init_args.holdout", 0)) for run in runs if run.finished}
+    return on_test or held_out - {0}
 
 
 @in_style()
@@ -90,20 +99,23 @@ def _recalls(view: TableView) -> Chart | None:
     drawn = {words: own for name, words in DIRECTIONS.items() if len(own := rows[rows["direction"] == name])}
     if not drawn:
         return None
+    compared = not view.caution and rows["published"].notna().any()
     axes = new_panels(len(drawn), height=1.2 + 0.32 * max(map(len, drawn.values())), layout="constrained")
     for axis, (title, own) in zip(axes, drawn.items(), strict=True):
         places = np.arange(len(own))
         axis.scatter(own["measured"], places, color=COLORS[0], s=22, label="measured")
+        chance = [100 / view.finished[run][0].results["videos"] for run in own["run"]]
+        axis.plot(chance, places, "|", color=COLORS[4], markersize=12, label="chance")
         axis.hlines(places, own["low"].astype(float), own["high"].astype(float), color=COLORS[0], linewidth=2)
-        if not view.caution and own["published"].notna().any():
+        if compared and own["published"].notna().any():
             axis.plot(own["published"], places, "D", fillstyle="none", color=COLORS[1], label="published")
         axis.set_yticks(places, own["run"])
         axis.invert_yaxis()
         axis.set(xlabel="R@1, %", title=title)
         axis.figure.legend(loc="outside lower left", ncols=2)
     alt = "Dots of the measured R@1 of each run with intervals, next to the published R@1; the table lists the values."
-    note = "Bars are 95 % intervals over queries; the papers publish none."
-    return Chart("Published and measured", drawings(axes, alt), note=note)
+    note = "Bars are 95 % intervals over queries" + ("; the papers publish none." if compared else ".")
+    return Chart("Published and measured" if compared else "Measured R@1", drawings(axes, alt), note=note)
 
 
 def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
@@ -153,9 +165,6 @@ def _with_and_without(runs: list[ReportedRun], arrays: Mapping[str, Arrays]) -> 
 
 
 def _settings(run: ReportedRun) -> dict[str, str]:
-    """Return the settings that determined a run, except its decorrelation and its folders."""
-    config = {name: run.results["config"].get(name) for name in ("seed_everything", "model", "data", "trainer")}
-    places = ("encoder.init_args.trained_in", "data.init_args.root", "data.init_args.features")
-    flat = {str(name): str(value) for name, value in pd.json_normalize(config).iloc[0].items()}
-    own = {name: value for name, value in flat.items() if ".decorrelation" not in name and not name.endswith(places)}
+    """Return the settings and data that determined a run, except its decorrelation."""
+    own = {name: value for name, value in run.settings().items() if ".decorrelation" not in name}
     return own | {"fingerprint of the data": run.data}

@@ -16,16 +16,7 @@ from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
-from tvr_lightning.reproduce.report.drawing import (
-    COLORS,
-    Arrays,
-    Chart,
-    drawings,
-    histograms,
-    in_style,
-    new_panels,
-    not_drawn,
-)
+from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, in_style, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_curves
 
@@ -84,11 +75,12 @@ def draw_course(run: ReportedRun) -> Chart | None:
     if not gaps:
         return None
     if max(map(len, gaps)) < 2:
-        return not_drawn(title, "it needs two logged steps or more; lower --trainer.log_every_n_steps")
+        return Chart(title, note="A curve needs two logged steps or more. Lower --trainer.log_every_n_steps.")
 
     def plot(axis: Axes, panel: str, name: str, **style: Any) -> None:
         if (curve := curves.get(f"train/{name.replace('.', '-')}")) is not None:
             axis.plot(curve.index, curve, **style)
+            axis.locator_params("x", integer=True)
 
     alt = "Lines over training of the increments' angles and lengths, and of the distances of texts and videos."
     note = "means over pairs of a training batch, without dropout; values before the correction are dashed."
