@@ -145,7 +145,11 @@ def deviations_page(measured: dict[str, Any]) -> str:
         for topic, said in deviations(text).items():
             cells = [topic, *said.values(), effect.get((name, topic), "")]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append("\n".join(lines))
+        parts += [
+            f'<details markdown="1"><summary>Deviations ({len(lines) - 2})</summary>',
+            "\n".join(lines),
+            "</details>",
+        ]
         recipe = path.parent.name if path.parent.parent == METHODS else name.lower()
         for heading, items in (
             ("Values of the recipes that quote both the paper and the released code:", recipe_values(recipe)),
