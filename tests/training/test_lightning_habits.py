@@ -4,6 +4,8 @@ Every test is a row of the table in docs/lightning.md.
 """
 
 import csv
+import math
+import re
 import time
 import warnings
 from pathlib import Path
@@ -11,14 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning, LearningRateFinder
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
 from small_run import small_run
 from torch.utils.data import DataLoader, Dataset
 
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
@@ -32,15 +35,9 @@ FSDP2 = (
 EMA = "--trainer.callbacks+=EMAWeightAveraging"
 
 
-class UnfreezeLater(BaseFinetuning):
-    """Callback that trains the encoder from the second epoch on, with a separate learning rate."""
-
-    def freeze_before_training(self, pl_module):
-        self.freeze(pl_module.encoder)
-
-    def finetune_function(self, pl_module, epoch, optimizer):
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.encoder, optimizer, lr=2e-5)
+PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text(encoding="utf-8")
+CALLBACK, SWEEP, OPTUNA, PLAIN = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+exec(CALLBACK)  # defines UnfreezeLater
 
 
 class Stop(Callback):
@@ -139,6 +136,18 @@ def test_callbacks_and_profilers_report_in_a_run(msrvtt, tmp_path):
     assert saved["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule will be overridden")
+@pytest.mark.parametrize(("profiler", "header"), [("advanced", "cumtime"), ("pytorch", "Self CPU time total")])
+def test_profilers_of_single_operations_report_in_a_run(profiler, header, msrvtt, tmp_path):
+    options = [f"--trainer.profiler={profiler}", "--trainer.max_epochs=1", "--trainer.limit_train_batches=1"]
+    assert fit(msrvtt, tmp_path, *options) == 0
+    run = only_run(tmp_path)
+    log = (run / "log.txt").read_text()
+    assert "FIT Profiler Report" in log
+    assert header in log
+    assert bool(list(run.glob("fit-*.pt.trace.json"))) == (profiler == "pytorch")
+
+
 def test_a_limited_gallery_is_marked_and_a_fast_run_writes_nothing(msrvtt, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     limit = ["--data.init_args.eval_batch_size=2", "--trainer.limit_test_batches=1"]
@@ -209,6 +218,24 @@ def test_wandb_gets_hyperparameters_and_final_metrics(msrvtt, tmp_path, monkeypa
     assert summary["test/t2v_R@1"] in (0.0, 25.0, 50.0, 75.0, 100.0)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_the_example_of_a_sweep_returns_the_metric_of_a_learning_rate(msrvtt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = small_run(msrvtt, tmp_path, "--model.init_args.evaluation.audit=0")
+    Path("recipe.yaml").write_text(yaml.safe_dump(Recipe.parse([], options).plain()))
+    exec(SWEEP, example := {})
+    assert example["score"](1e-3) in (0.0, 25.0, 50.0, 75.0, 100.0)
+    saved = yaml.safe_load(Path("lightning_logs/version_0/hparams.yaml").read_text())
+    assert saved["model.init_args.optimizer.lr"] == 1e-3
+
+
+def test_the_example_with_optuna_finds_the_best_learning_rate():
+    pytest.importorskip("optuna")
+    exec(OPTUNA, example := {"score": lambda lr: -abs(math.log(lr / 1e-4))})
+    assert 1e-5 < example["study"].best_params["lr"] < 1e-3
+
+
 # A module under a plain Trainer
 
 
@@ -250,6 +277,22 @@ def own_loaders(pairs, truth=None):
 
 
 TRUTH = GroundTruth(torch.arange(6), 6, dataset="mine", split="val", protocol="mine")
+
+
+class Logging(LightningModule):
+    """Module that logs, without any class of this project."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 class OwnData(LightningDataModule):
@@ -326,6 +369,26 @@ class TestPlainTrainer:
         with warnings.catch_warnings():
             found = Tuner(trainer(tmp_path, max_epochs=1)).lr_find(model, loader(*[pairs] * 30), num_training=20)
         assert found.suggestion() == pytest.approx(model.lr)
+
+    def test_runs_the_example(self, model, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        pairs = random_pairs(model, 6)
+        text_loader, video_loader = own_loaders(pairs, TRUTH)
+        given = {"model": model, "pair_loader": loader(pairs), "text_loader": text_loader, "video_loader": video_loader}
+        exec(PLAIN, given)
+        assert "val/t2v_R@1" in model.trainer.callback_metrics
+
+    @pytest.mark.filterwarnings("ignore")  # the compiler replaces a warning that is an error by an error of its own
+    def test_compiles_as_every_module_that_logs(self, model, tmp_path):
+        found = []
+        for module, batch in ((Logging(), torch.ones(3, 2)), (model, random_pairs(model, 6))):
+            compiled = torch.compile(module, backend="eager")
+            try:
+                trainer(tmp_path, max_steps=1).fit(compiled, loader(batch))
+                found.append("trained")
+            except torch._dynamo.exc.InternalTorchDynamoError as error:
+                found.append(str(error).partition("\n")[0])
+        assert found[0] == found[1]
 
     def test_runs_barebones(self, model):
         with pytest.warns(UserWarning, match="barebones"):
