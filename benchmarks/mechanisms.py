@@ -1,10 +1,10 @@
 """Test each paper's claim on synthetic features that contain the factor it names at several strengths, including 0.
 
 Each arm of a claim (mechanisms_claims.py) chooses its learning rate on validation pairs, and is then trained with ten
-seeds. The script appends the record of each finished head to a file, so an interrupted run resumes, in the order in
-which results matter: rates, five seeds at both ends, the other strengths, five more seeds, deviations. It then writes
-mechanisms.json and, from it, mechanisms.md with figures; claims that lack records are marked. Results of other code are
-refused.
+seeds. The record of each finished head is appended to a file, so an interrupted run resumes, in the order in which
+results matter: rates, five seeds at both ends, the other strengths, five more seeds, and deviations. The script then
+writes mechanisms.json and, from it, mechanisms.md with figures; claims that lack records are marked. Results of other
+code are refused.
 """
 
 from __future__ import annotations
@@ -190,26 +190,31 @@ class Plan:
         best = self.choice(trial, arm, point)[1]
         return best and trial.job(arm, point, seed, best.rate, self.size)
 
-    def seeds(self, trials: Iterable[Trial], seeds: range, *, ends: bool, others: bool) -> Iterator[Job]:
-        """Yield the jobs with the best rates at the ends of the strengths, between them, or both."""
+    def seeds(self, trials: Iterable[Trial], seeds: range, *, ends: bool) -> Iterator[Job]:
+        """Yield the jobs with the best rates at the ends of the strengths, or between them."""
         for trial in trials:
             for point in trial.points:
-                if ends if point in trial.ends else others:
+                if (point in trial.ends) == ends:
                     jobs = (self.job(trial, arm, point, seed) for seed in seeds for arm in trial.arms)
                     yield from (job for job in jobs if job is not None)
 
     def train(self, claims: Sequence[Trial], deviations: Sequence[Trial], args: Namespace) -> None:
         """Train all heads, those that matter most first."""
         few, more = range(min(5, self.size.seeds)), range(5, self.size.seeds)
-        for trials, name in ((claims, "claims"), (deviations, "deviations")):
-            count = -1
-            while len(self.found) > count:
-                count = len(self.found)
-                self.found |= run(self.sweep(trials), f"rates of {name}", args)
-            self.found |= run(self.seeds(trials, few, ends=True, others=False), f"{name}, first seeds", args)
-            if trials is claims:
-                self.found |= run(self.seeds(trials, few, ends=False, others=True), "other strengths", args)
-                self.found |= run(self.seeds(trials, more, ends=True, others=True), "other seeds", args)
+        self.choose(claims, "rates", args)
+        self.found |= run(self.seeds(claims, few, ends=True), "first seeds", args)
+        self.found |= run(self.seeds(claims, few, ends=False), "first seeds, other strengths", args)
+        self.found |= run(self.seeds(claims, more, ends=True), "other seeds", args)
+        self.choose(deviations, "rates of deviations", args)
+        self.found |= run(self.seeds(deviations, few, ends=True), "seeds of deviations", args)
+        self.found |= run(self.seeds(claims, more, ends=False), "other seeds, other strengths", args)
+
+    def choose(self, trials: Sequence[Trial], what: str, args: Namespace) -> None:
+        """Train heads until the best rates of all arms are known."""
+        count = -1
+        while len(self.found) > count:
+            count = len(self.found)
+            self.found |= run(self.sweep(trials), what, args)
 
     def described(self, trial: Trial) -> Record:
         """Return the data of a trial for the page: the runs of all seeds that all arms have."""

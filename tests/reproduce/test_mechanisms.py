@@ -440,7 +440,7 @@ def test_a_killed_run_resumes_without_training_finished_heads_again(tmp_path, en
     count = kept.count("\n")
     assert 2 <= count < 14
     again = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert f"rates of claims: 14 heads, {count} of them finished" in again.stdout
+    assert f"rates: 14 heads, {count} of them finished" in again.stdout
     assert "removed the incomplete last line" in again.stdout
     text = records.read_text()
     assert text.startswith(kept)
