@@ -216,7 +216,8 @@ def _section(claims: Sequence[Data]) -> str:
             cells = ["", "", "", ""]
             if "effect" in test:
                 controls = "; ".join(f"{name} {interval(found)}" for name, found in test["over_controls"].items())
-                cells = [interval(test["effect"]), interval(test["rise"]), controls, f"{min(test['p_specific']):.2g}"]
+                p_values = "; ".join(f"{min(test[f'p_{name}']):.2g}" for name in ("factor", "specific"))
+                cells = [interval(test["effect"]), interval(test["rise"]), controls, p_values]
             rows.append([_named(each), words, *cells, each["refused"] or test["verdict"], str(test["seeds"])])
     head = ("variant", "direction", "difference", "more than in the control", "compared with", "p", "verdict", "seeds")
     curves = "\n".join(
