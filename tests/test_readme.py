@@ -19,6 +19,11 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
+def test_its_lines_of_code_fit_on_the_site():
+    code = re.findall(r"^```\w*\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert [line for block in code for line in block.splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.slow
 def test_its_commands_run_as_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
