@@ -59,6 +59,8 @@ def only_run(runs):
 
 REFUSED = {
     "ddp_spawn": (["--trainer.strategy=ddp_spawn", "--trainer.devices=2"], "processes that end with the training"),
+    "FSDP1": (["--trainer.strategy=fsdp"], "strategy fsdp (FSDP1) cannot clip the norm of gradients"),
+    "FSDP1 by its class": (["--trainer.strategy=FSDPStrategy"], "FSDPStrategy (FSDP1) cannot clip"),
     "NCL with EMA": (["--model.init_args.contrast=NCL", EMA], "cannot average the queues of NCL"),
     "EMA with SWA": (
         [EMA, "--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"],

@@ -41,7 +41,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
 from tvr_lightning.training.checkpoints import FROZEN
 from tvr_lightning.training.distributed import check_released_devices
-from tvr_lightning.training.module import check_precision, record_options
+from tvr_lightning.training.module import check_trainer, record_options
 from tvr_lightning.training.options import value_text
 
 datasets.import_all()
@@ -231,7 +231,7 @@ class Recipe:
                 "DDP would stop at the second step. Add --trainer.strategy=ddp_find_unused_parameters_true"
             )
         encoder = model.encoder if "encoder" in model else model.method.init_args.encoder
-        check_precision(precision)
+        check_trainer(precision, named)
         resolve_name(encoder.class_path).check_trainer(precision, named, **_options_of(encoder))
 
     def build_data(self) -> TextVideoDataModule:

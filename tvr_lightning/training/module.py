@@ -41,12 +41,17 @@ from tvr_lightning.training.options import flat_options, other_options, plain_op
 from tvr_lightning.training.sharding import is_sharded, shard
 
 
-def check_precision(precision: str) -> None:
-    """Reject Trainer precisions that store weights in 16 bits, because `score` and `losses` are computed in float32."""
+def check_trainer(precision: str, strategy: str) -> None:
+    """Reject precisions that store weights in 16 bits, because methods score in float32, and FSDP1."""
     if precision in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
         raise UserError(
             f"trainer.precision {precision} stores all weights in 16 bits, but methods score in float32. "
             "Use bf16-mixed or 32-true"
+        )
+    if "fsdp" in strategy.lower():
+        raise UserError(
+            f"trainer.strategy {strategy} (FSDP1) cannot clip the norm of gradients. Use FSDP2, as "
+            "recipes/hardware/fsdp8-bf16.yaml does."
         )
 
 
@@ -145,7 +150,7 @@ class RecipeModule(LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
-        check_precision(str(self.trainer.precision))
+        check_trainer(str(self.trainer.precision), type(self.trainer.strategy).__name__)
         self.encoder.check_patches(getattr(self, "needs_patches", False))
         precision = self.encoder.encoder_precision
         self.encoder.check_trainer(
