@@ -35,3 +35,20 @@ def test_more_pairs_need_no_more_operations_off_a_cpu(title, monkeypatch):
                 method.score(text, video)
             counts.append(operations.count)
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("title", ["GARE", "TMASS", "XPool"])
+def test_a_training_step_needs_fewer_operations_off_a_cpu(title, monkeypatch):
+    method = small(RECIPES[title])[0].train()
+    pairs = method.pair_features(random_pairs(method, 8)).detach().float()
+    losses, counts = [], []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(tiles, "FAST_LOOPS", devices)
+        with Operations() as operations:
+            torch.manual_seed(0)
+            loss = sum(method.losses(pairs).values())
+            losses.append([loss, *torch.autograd.grad(loss, list(method.head.parameters()))])
+        counts.append(operations.count)
+    assert counts[1] < 0.85 * counts[0]
+    for one, other in zip(*losses, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -63,10 +63,16 @@ class PairHead(nn.Module, ABC):
 
     @property
     def form(self) -> type[Pairwise]:
-        """Form of pair vectors: factorized, or dense if D is at most K."""
+        """Form of pair vectors: factorized, or dense if D is at most K.
+
+        Training with one vector per pair is dense on GPUs, where launching the additional operations of the factorized
+        form takes longer than computing all elements.
+        """
         if self.required_form is not None:
             return self.required_form
-        return DensePairVectors if self.basis >= self.dimension else PairVectors
+        on_cpu = loops_are_fast(next(self.parameters(), torch.empty(0)).device)
+        few = self.training and torch.is_grad_enabled() and self.slots == 1 and not on_cpu
+        return DensePairVectors if few or self.basis >= self.dimension else PairVectors
 
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[Any, Any]:
         """Return the inputs of `score` for N texts and M videos, as records. Default: the features themselves."""

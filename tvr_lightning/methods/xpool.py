@@ -76,7 +76,7 @@ class XPoolHead(PairHead):
     @override
     def score(self, text: Query, video: VideoFeatures, *given: Any) -> Scores:
         pooled = self.pooled(text, video).unit()
-        return Scores(pooled.dot(unit(text.sentence).unsqueeze(1))[:, :, 0, 0].T)
+        return Scores(pooled.dot(unit(text.sentence).unsqueeze(1)).squeeze((2, 3)).T)
 
 
 class XPool(RetrievalModule):
