@@ -79,7 +79,7 @@ def table(head: Row, rows: Iterable[Row]) -> str:
 def percentage(values: Tensor) -> Interval:
     """Return the mean of values (N,) from 0 to 1 with its interval, in percent."""
     found = proportion_interval(values)
-    return Interval(100 * found.estimate, 100 * found.low, 100 * found.high)
+    return Interval(float((100 * values).mean()), 100 * found.low, 100 * found.high)
 
 
 def shown(interval: Interval, sign: str = "") -> str:

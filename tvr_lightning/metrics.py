@@ -129,19 +129,7 @@ def _check_inputs(similarity: Tensor, match: Tensor) -> None:
         raise UserError(f"match contains {int(wrong[0])}, but similarity has only the columns 0 to {shape[1] - 1}.")
 
 
-class QueryMean(RankMetric):
-    """Base class of metrics that are the mean of a value per query."""
-
-    @abstractmethod
-    def values(self, ranks: Ranks) -> Tensor:
-        """Return the value of each of Q queries, (Q,) float64."""
-
-    @override
-    def value(self, ranks: Ranks) -> Tensor:
-        return self.values(ranks).mean()
-
-
-class FirstK(QueryMean):
+class FirstK(RankMetric):
     """Base class of metrics in percent that count the matches among the first K items."""
 
     higher_is_better = True
@@ -172,8 +160,8 @@ class RetrievalRecall(FirstK):
     title = "R"
 
     @override
-    def values(self, ranks: Ranks) -> Tensor:
-        return 100.0 * ranks.found_within(self.k)
+    def value(self, ranks: Ranks) -> Tensor:
+        return 100.0 * ranks.found_within(self.k).mean()
 
 
 class RecallSum(RankMetric):
@@ -215,7 +203,7 @@ class MedianRank(RankMetric):
         return ranks.expected().quantile(0.5)
 
 
-class MeanRank(QueryMean):
+class MeanRank(RankMetric):
     """Mean of the expected ranks, from 1."""
 
     name = "MnR"
@@ -223,8 +211,8 @@ class MeanRank(QueryMean):
     plot_lower_bound = 1.0
 
     @override
-    def values(self, ranks: Ranks) -> Tensor:
-        return ranks.expected()
+    def value(self, ranks: Ranks) -> Tensor:
+        return ranks.expected().mean()
 
 
 class NDCG(FirstK):
@@ -237,11 +225,11 @@ class NDCG(FirstK):
     title = "nDCG"
 
     @override
-    def values(self, ranks: Ranks) -> Tensor:
-        return 100.0 * ranks.normalized_gain(self.k)
+    def value(self, ranks: Ranks) -> Tensor:
+        return 100.0 * ranks.normalized_gain(self.k).mean()
 
 
-class MRR(QueryMean):
+class MRR(RankMetric):
     """Mean reciprocal rank in percent."""
 
     higher_is_better = True
@@ -249,8 +237,8 @@ class MRR(QueryMean):
     plot_upper_bound = 100.0
 
     @override
-    def values(self, ranks: Ranks) -> Tensor:
-        return 100.0 * ranks.reciprocal()
+    def value(self, ranks: Ranks) -> Tensor:
+        return 100.0 * ranks.reciprocal().mean()
 
 
 def direction_metrics(recall: Sequence[int] = (1, 5, 10), direction: Direction = "text-to-video") -> list[RankMetric]:

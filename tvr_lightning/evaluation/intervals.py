@@ -14,7 +14,7 @@ from tvr_lightning.ranks import Ranks
 METRIC = re.compile(r"R@\d+|nDCG@\d+|MRR|MdR|MnR|RSum|SumR")
 """Metrics that can be computed again from ranks."""
 MEANING = "Intervals are over queries: the gallery is fixed, and training was not repeated."
-TRANSDUCTIVE = "They are too narrow, since the normalization uses the other test queries."
+TRANSDUCTIVE = "They may be too narrow, since the normalization uses the other test queries."
 
 
 @dataclass
@@ -74,14 +74,14 @@ def _gain(ranks: Ranks, metric: str, k: str) -> Tensor:
 
 def metric_interval(seeds: Sequence[QueryValues], metric: str) -> Interval:
     """Return the 95 % interval of the mean of a metric over several seeds, whose queries are the same."""
-    first = seeds[0]
+    first, scale = seeds[0], max(own.scale for own in seeds)
+    values = torch.stack([own.values * (own.scale / scale) for own in seeds])
     if metric == "MdR":
-        each = [median_interval(own.values, own.video) for own in seeds]
-        ends = torch.tensor([[own.estimate, own.low, own.high] for own in each]).mean(0)
+        each = [median_interval(own, first.video) for own in values]
     else:
-        found = proportion_interval(torch.stack([own.values for own in seeds]).mean(0), first.video, first.weight)
-        ends = torch.tensor([found.estimate, found.low, found.high], dtype=torch.float64)
-    return Interval(*(first.start + first.scale * ends).tolist())
+        each = [proportion_interval(values.mean(0), first.video, first.weight)]
+    ends = torch.tensor([[own.estimate, own.low, own.high] for own in each], dtype=torch.float64).mean(0)
+    return Interval(*(first.start + scale * ends).tolist())
 
 
 def metric_intervals(
@@ -98,15 +98,9 @@ def metric_intervals(
         "text_to_video": (texts, video_of_text[texts.index]),
         "video_to_text": (videos, videos.index),
     }
-    rows: dict[str, tuple[QueryKind, list[str]]] = {
-        "text-to-video": ("text_to_video", [*filter(METRIC.fullmatch, columns)]),
-        "video-to-text": ("video_to_text", [*filter(METRIC.fullmatch, columns)]),
-        "both directions": ("text_to_video", ["SumR"]),
-    }
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for row, (direction, metrics) in rows.items():
-        found[row] = {}
-        for name in metrics:
+    found: dict[str, dict[str, dict[str, float]]] = {"text-to-video": {}, "video-to-text": {}, "both directions": {}}
+    for (row, intervals), direction in zip(found.items(), (*queries, "text_to_video"), strict=True):
+        for name in ["SumR"] if row == "both directions" else filter(METRIC.fullmatch, columns):
             interval = metric_interval([QueryValues.of(queries.__getitem__, direction, name, columns)], name)
-            found[row][name] = {"low": interval.low, "high": interval.high}
+            intervals[name] = {"low": interval.low, "high": interval.high}
     return found

@@ -30,7 +30,7 @@ Bank = Literal["texts", "videos"]
 def read_matrix(path: Path, layout: MatrixLayout, bank: Bank | None = None) -> Tensor:
     """Read scores (N, M) in the order of the split, without executing code from the file.
 
-    `.npy` contains a matrix. `.npz` and `.pt` contain it alone or under `similarity`, with `video_ids` and
+    `.npy` contains a matrix. `.npz` and `.pt` contain it alone or as `similarity`, with `video_ids` and
     `text_index` if rows and columns are not in the order of the layout. `.parquet` has the columns `text_index`,
     `video_id`, and `score`, as from `tvr predict`. `.trec`, `.run`, and `.txt` are runs of TREC. Pairs that these do
     not list score `NOT_FOUND`.
@@ -69,15 +69,17 @@ def _read_arrays(path: Path, layout: MatrixLayout, bank: Bank | None) -> Tensor:
             reason = "it contains more than tensors, or is damaged"
         raise UserError(f"{path}: cannot be read ({reason}). Write the file again with plain arrays only.") from error
     entries: Mapping[str, Any] = found if isinstance(found, Mapping) else {"similarity": found}
-    if len(entries) == 1:
-        entries = {"similarity": next(iter(entries.values()))}
-    if "similarity" not in entries:
+    matrices = [name for name in entries if name not in ("video_ids", "text_index")]
+    if "similarity" not in entries and len(matrices) != 1:
         raise UserError(f"{path} contains {', '.join(sorted(map(str, entries)))}. Name the matrix 'similarity'.")
-    matrix = entries["similarity"]
+    matrix = entries["similarity" if "similarity" in entries else matrices[0]]
     matrix = torch.from_numpy(matrix) if isinstance(matrix, np.ndarray) and matrix.dtype.kind in "fiu" else matrix
     dense = isinstance(matrix, Tensor) and matrix.layout == torch.strided and not matrix.is_complex()
     if not dense or matrix.ndim != 2 or not matrix.numel():
-        raise UserError(f"{path}: expected a dense matrix of numbers with one row per text and one column per video")
+        found = f"{type(matrix).__name__} of shape {tuple(getattr(matrix, 'shape', ()))}"
+        raise UserError(
+            f"{path}: expected a dense matrix of numbers with one row per text and one column per video, found {found}"
+        )
     matrix = _finite(path, matrix if matrix.dtype == torch.float32 else matrix.double())
     names, index = entries.get("video_ids"), entries.get("text_index")
     texts, videos = len(layout.rows), len(layout.columns)
@@ -126,12 +128,13 @@ def _aligned(
 
 
 def _finite(path: Path, matrix: Tensor) -> Tensor:
+    """Return a matrix of scores, or the scores of pairs, if all are finite."""
     wrong = (~matrix.isfinite()).nonzero()
     if len(wrong):
-        row, column = wrong[0].tolist()
+        place = ", column ".join(map(str, wrong[0].tolist()))
         raise UserError(
-            f"{path}: {len(wrong)} of {matrix.numel()} scores are NaN or infinite, the first in row {row}, column "
-            f"{column} (counted from 0). Fix the program that computed them."
+            f"{path}: {len(wrong)} of {matrix.numel()} scores are NaN or infinite, the first in row {place} (counted "
+            "from 0). Fix the program that computed them."
         )
     return matrix
 
@@ -148,12 +151,13 @@ def _read_predictions(path: Path) -> pd.DataFrame:
 
 def _read_trec(path: Path, layout: MatrixLayout) -> pd.DataFrame:
     """Return the lines `text Q0 video rank score tag` of a run; texts are named by their rows or IDs."""
-    columns = ["text_index", "Q0", "video_id", "rank", "score", "tag"]
+    columns = ["text_index", "Q0", "video_id", "rank", "score", "tag", "more"]
     kinds = dict.fromkeys(columns, str) | {"score": float}
     try:
-        table = pd.read_csv(path, sep=r"\s+", names=columns, index_col=False, dtype=kinds, quoting=csv.QUOTE_NONE)
-        if table["tag"].isna().any():
-            raise ValueError(f"line {int(table['tag'].isna().argmax()) + 1} has fewer fields")
+        table = pd.read_csv(path, sep=r"\s+", names=columns, dtype=kinds, quoting=csv.QUOTE_NONE)
+        wrong = (table["tag"].isna() | table["more"].notna()).to_numpy()
+        if wrong.any():
+            raise ValueError(f"line {int(wrong.argmax()) + 1} does not have 6 fields")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a run in TREC's format, `text Q0 video rank score tag` ({error})") from error
     written = {_trec_name(name): name for name in layout.names}
@@ -178,7 +182,7 @@ def _matrix_of_pairs(path: Path, table: pd.DataFrame, layout: MatrixLayout) -> T
         row = int(twice.to_numpy().argmax())
         text, video, _ = table.iloc[row]
         raise UserError(f"{path}: row {row}: text {text} with {video!r} occurs twice. Keep one of them.")
-    _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64)[None])
+    _finite(path, torch.tensor(table["score"].to_numpy(), dtype=torch.float64))
     matrix = table.pivot(index="text_index", columns="video_id", values="score")
     matrix = matrix.reindex(index=ids["text_index"], columns=ids["video_id"]).fillna(NOT_FOUND)
     return torch.tensor(matrix.to_numpy(dtype=np.float64))

@@ -35,7 +35,7 @@ WARNINGS = {
     "not audited": "no leakage audit was completed",
     "overridden": "scored with other options than in training",
     "external": "scores of another program, which cannot be audited",
-    "transductive": "the normalization uses the other test queries, so the intervals are too narrow",
+    "transductive": "the normalization uses the other test queries, so the intervals may be too narrow",
     "synthetic": "measured on synthetic data",
     **SCORE_WARNINGS,
 }
