@@ -45,17 +45,17 @@ def test_a_variant_that_is_not_given_is_a_new_default_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shape": Square(-1.0)}, r"Square\.side is -1\.0; it must be above 0"),
-        ({"shape": "square"}, r"Drawing\.shape is square; it must be a Shape"),
-        ({"count": 0}, r"Drawing\.count is 0; it must be at least 1"),
-        ({"count": 1.5}, r"Drawing\.count is 1\.5; it must be a number"),
-        ({"dropout": 1.0}, r"Drawing\.dropout is 1\.0; it must be at least 0 and below 1"),
-        ({"dropout": float("nan")}, r"Drawing\.dropout is nan; it must be"),
-        ({"weight": -0.5}, r"Drawing\.weight is -0\.5; it must be at least 0 or null"),
-        ({"color": "blue"}, r"Drawing\.color is blue; it must be one of red, green"),
-        ({"trials": 0}, r"Drawing\.trials is 0; it must be at least 1 or one of mean"),
-        ({"trials": "most"}, r"Drawing\.trials is most; it must be a number or one of mean"),
-        ({"sides": ("left", "top")}, r"it must be one of left, right"),
+        ({"shape": Square(-1.0)}, r"Square\.side is -1\.0; expected a number \(above 0\)"),
+        ({"shape": "square"}, r"Drawing\.shape is 'square'; expected a Shape"),
+        ({"count": 0}, r"Drawing\.count is 0; expected a whole number \(at least 1\)"),
+        ({"count": 1.5}, r"Drawing\.count is 1\.5; expected a whole number"),
+        ({"dropout": 1.0}, r"Drawing\.dropout is 1\.0; expected a number \(at least 0 and below 1\)"),
+        ({"dropout": float("nan")}, r"Drawing\.dropout is nan; expected a number"),
+        ({"weight": -0.5}, r"Drawing\.weight is -0\.5; expected a number \(at least 0\) or null"),
+        ({"color": "blue"}, r"Drawing\.color is 'blue'; expected red or green"),
+        ({"trials": 0}, r"Drawing\.trials is 0; expected a whole number \(at least 1\) or mean"),
+        ({"trials": "most"}, r"Drawing\.trials is 'most'; expected a whole number \(at least 1\) or mean"),
+        ({"sides": ("left", "top")}, r"Drawing\.sides is 'top'; expected left or right"),
     ],
 )
 def test_an_invalid_value_is_refused_with_the_name_of_the_option(options, message):

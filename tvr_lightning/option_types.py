@@ -6,8 +6,9 @@ An options dataclass extends `Options`, and its types define the valid values, a
 import dataclasses
 import inspect
 import operator
+import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +17,19 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from tvr_lightning.errors import UserError
 
 K = TypeVar("K", bound="ConfigVariant")
+JSON_TYPES = {
+    types.NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+    tuple: "array", dict: "object",
+}  # fmt: skip
+PYTHON_TYPES: dict[str, Any] = {
+    "null": types.NoneType, "boolean": bool, "integer": int, "number": int | float, "string": str,
+    "array": list | tuple, "object": dict,
+}  # fmt: skip
+NAMES = {
+    "null": "null", "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text",
+    "array": "a list", "object": "named options",
+}  # fmt: skip
+BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 COMPARISONS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
@@ -149,6 +163,10 @@ def roles_of(kind: type) -> dict[str, Roles]:
     return found
 
 
+def _instance(hint: Any) -> dict[str, Any]:
+    return {"class": hint} if isinstance(hint, type) and hint is not object else {}
+
+
 def check(options: object, /, **elsewhere: Any) -> None:
     """Raise a UserError if a value is not allowed by the types of a constructor.
 
@@ -158,31 +176,96 @@ def check(options: object, /, **elsewhere: Any) -> None:
     for name, hint in hints_of(type(options)).items():
         if name in values:
             value = values[name]
-            if (expected := _refusal(hint, value)) is not None:
-                raise UserError(f"{type(options).__name__}.{name} is {value}; it must be {expected}")
+            check_value(f"{type(options).__name__}.{name}", schema_of(hint, _instance), value)
             if isinstance(value, ConfigVariant):
                 check(value)
 
 
-def _refusal(hint: Any, value: Any) -> str | None:
+def schema_of(hint: Any, of_class: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the values that a type allows as a JSON schema; `of_class` returns that of a class or an unusual type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        inner = _refusal(arguments[0], value)
-        ranges = [item for item in arguments[1:] if isinstance(item, Range)]
-        return inner or next((str(item) for item in ranges if value not in item), None)
+        node = schema_of(arguments[0], of_class)
+        ranges = [note for note in arguments[1:] if isinstance(note, Range)]
+        for each in alternatives(node) if ranges else ():
+            if each.get("type") in ("integer", "number"):
+                each |= {BOUNDS[name]: bound for name, bound in ranges[0].bounds.items()}
+        return node
     if origin is Literal:
-        return None if value in arguments else f"one of {', '.join(map(str, arguments))}"
+        return {"enum": [*arguments]}
     if origin in (Union, types.UnionType):
-        refusals = [_refusal(argument, value) for argument in arguments]
-        return None if None in refusals else " or ".join(item for item in refusals if item)
-    if origin in (tuple, dict):
-        if not isinstance(value, (list, tuple, dict)):
-            return "named values" if origin is dict else "a list"
-        items = value.values() if isinstance(value, dict) else value
-        return next((said for item in items if (said := _refusal(arguments[origin is dict], item)) is not None), None)
-    if hint in (int, float):
-        wanted = (int, float) if hint is float else int
-        return None if isinstance(value, wanted) and not isinstance(value, bool) else "a number"
-    if hint is type(None):
-        return None if value is None else "null"
-    return None if not isinstance(hint, type) or isinstance(value, hint) else f"a {hint.__name__}"
+        return {"anyOf": [schema_of(argument, of_class) for argument in arguments]}
+    if origin is list or (origin is tuple and arguments[1:] == (...,)):
+        return {"type": "array", "items": schema_of(arguments[0], of_class)}
+    if origin is tuple:
+        return {"type": "array", "prefixItems": [schema_of(argument, of_class) for argument in arguments]}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema_of(arguments[1], of_class)}
+    return {"type": JSON_TYPES[hint]} if isinstance(hint, type) and hint in JSON_TYPES else of_class(hint)
+
+
+def alternatives(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the alternatives of a JSON schema, or itself if it has none."""
+    if "anyOf" not in node:
+        yield node
+    for each in node.get("anyOf", ()):
+        yield from alternatives(each)
+
+
+def check_value(where: str, node: dict[str, Any], value: Any) -> None:
+    """Raise a UserError that begins with the name of an option if a JSON schema does not allow its value."""
+    if (found := _mismatch(node, value)) is not None:
+        wrong, expected = found
+        raise UserError(f"{where} is {'null' if wrong is None else repr(wrong)}; expected {expected}")
+
+
+def _mismatch(node: dict[str, Any], value: Any) -> tuple[Any, str] | None:
+    """Return the part of a value that a schema does not allow, and what it allows in words."""
+    inside = None
+    for each in alternatives(node):
+        if _has_type(each, value):
+            wrong = [found for inner, item in _parts(each, value) if (found := _mismatch(inner, item)) is not None]
+            if not wrong:
+                return None
+            inside = inside or wrong[0]
+    words = dict.fromkeys(word for each in alternatives(node) for word in _words(each, node))
+    return inside or (value, in_words(sorted(words, key=lambda word: word == "null")))
+
+
+def _has_type(node: dict[str, Any], value: Any) -> bool:
+    if "enum" in node:
+        return value in node["enum"]
+    if "class" in node:
+        return isinstance(value, node["class"])
+    kind = node.get("type")
+    if kind is None:
+        return "$ref" not in node
+    if not isinstance(value, PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        return False
+    if kind == "string":
+        return re.search(node.get("pattern", ""), value) is not None
+    return kind not in ("integer", "number") or value in _range(node)
+
+
+def _parts(node: dict[str, Any], value: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the items of a list or the values of a dictionary with their schemas."""
+    if isinstance(value, list | tuple):
+        yield from zip(node.get("prefixItems") or [node.get("items") or {}] * len(value), value, strict=False)
+    elif isinstance(value, dict):
+        yield from ((node.get("additionalProperties") or {}, item) for item in value.values())
+
+
+def _range(node: dict[str, Any]) -> Range:
+    return Range(**{name: node.get(key) for name, key in BOUNDS.items()})
+
+
+def _words(node: dict[str, Any], option: dict[str, Any]) -> list[str]:
+    if "pattern" in node:
+        return [option["description"]]
+    if "enum" in node:
+        return [str(choice) for choice in node["enum"]]
+    if "class" in node or "$ref" in node:
+        name = node["class"].__name__ if "class" in node else node["$ref"].rpartition("/")[2]
+        return [f"{'an' if name[0] in 'AEIO' else 'a'} {name}"]
+    name, limits = NAMES[node["type"]], str(_range(node))
+    return [f"{name} ({limits})" if limits else name]

@@ -243,7 +243,7 @@ BAD_STARTS = {
     "--trainer.strategy=ModelParallelStrategy --trainer.strategy.save_distributed_checkpoint=true": (
         "trainer.strategy: a checkpoint of shards cannot be read"
     ),
-    "--checkpoints.every_n_steps=0": "every_n_steps is 0; it must be at least 1",
+    "--checkpoints.every_n_steps=0": "every_n_steps is 0; expected",
     f"--checkpoints.resume=true --ckpt_path={__file__}": "checkpoints.resume finds the checkpoint itself. Drop it or",
     "--data.init_args.batch_size=64": "batch_size 64 exceeds the 12 training samples, so that no complete batch exists",
     "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64, 32, 16",

@@ -214,9 +214,9 @@ def test_max_train_videos_selects_a_seeded_subset(msrvtt):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frames": 0}, "frames is 0; it must be at least 1"),
-        ({"audio": "whisper", "audio_seconds": 9000}, "audio_seconds is 9000; it must be above 0 and at most 7200"),
-        ({"words": 2}, "words is 2; it must be at least 3"),
+        ({"frames": 0}, "frames is 0; expected"),
+        ({"audio": "whisper", "audio_seconds": 9000}, "audio_seconds is 9000; expected"),
+        ({"words": 2}, "words is 2; expected"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"holdout": -1}, "holdout is -1"),
         ({"holdout": 5, "split": "full"}, "'full' has an official validation split; set holdout to 0"),

@@ -229,12 +229,12 @@ def bare() -> Bare:
         (lambda: LastBlocks(1).apply(bare()), "Bare names no transformer blocks"),
         (lambda: method(FineTuning(["visual.*"])),
          r"no parameter of TinyClipEncoder matches visual\.\*\. Its .* include clip\."),
-        (lambda: LastBlocks(0), "LastBlocks.blocks is 0; it must be at least 1"),
-        (lambda: LoRA(targets=["queries"]), "LoRA.targets is .* must be one of query, key, value, output, mlp"),
+        (lambda: LastBlocks(0), "LastBlocks.blocks is 0; expected"),
+        (lambda: LoRA(targets=["queries"]), "LoRA.targets is 'queries'; expected query, key, value, output, or mlp"),
         (lambda: LoRA(towers=[]), "LoRA.targets and LoRA.towers must not be empty"),
-        (lambda: Adapter(bottleneck=0), "Adapter.bottleneck is 0; it must be at least 1"),
+        (lambda: Adapter(bottleneck=0), "Adapter.bottleneck is 0; expected"),
         (lambda: Adapter(towers=[]), "Adapter.towers must not be empty"),
-        (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; it must be above 0"),
+        (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; expected"),
     ],
 )  # fmt: skip
 def test_invalid_options_are_refused(tuning, message):

@@ -67,5 +67,5 @@ def test_the_temperature_trains_at_the_method_s_rate_without_decay_or_not_at_all
 
 
 def test_a_temperature_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match=r"QueryScoringOptions\.temperature is 0; it must be above 0"):
+    with pytest.raises(ValueError, match=r"QueryScoringOptions\.temperature is 0; expected"):
         QueryScoringOptions(temperature=0)

@@ -24,18 +24,18 @@ from tvr_lightning.methods.xclip import AOSM
 
 NO_DIVERGENCE = {"divergence": Divergence(weight=0.0)}
 CASES = {
-    CLIP4Clip: [({"similarity_header": SeqTransf(0)}, "SeqTransf.blocks is 0; it must be at least 1")],
+    CLIP4Clip: [({"similarity_header": SeqTransf(0)}, "SeqTransf.blocks is 0; expected")],
     XCLIP: [
         ({"contrasts": ()}, "it must contain some of"),
         ({"contrasts": ("video_word", "video_word")}, "each once"),
-        ({"similarity_aggregation": AOSM(0.0)}, "softmax_lambda is 0.0; it must be above 0"),
+        ({"similarity_aggregation": AOSM(0.0)}, "softmax_lambda is 0.0; expected"),
         ({"contrasts": ("frame_word",)}, "Set similarity_header to MeanP"),
         ({"contrasts": ("video_sentence",), "similarity_aggregation": MeanAggregation()}, "nothing to aggregate"),
         ({"contrasts": ("video_sentence", "sentence_frame"), "mask_words": True}, "has words to mask"),
         ({"contrasts": ("video_word",), "mask_frames": True}, "has frames to mask"),
     ],
     DRL: [
-        ({"interaction": WeightedTokenWise(4)}, "weight_layers is 4; it must be at least 1 and at most 3"),
+        ({"interaction": WeightedTokenWise(4)}, "weight_layers is 4; expected"),
         ({"interaction": TokenWise()}, "needs WTI's weights, but TokenWise has none"),
         ({"interaction": DotProduct(), "decorrelation": ChannelDecorrelation()}, "needs WTI's weights"),
     ],
@@ -54,11 +54,11 @@ CASES = {
         ({"scores": ("video_sentence",), "patch_selection": PatchSelection(kept=5)}, "need word_patch in scores"),
     ],
     GARE: [
-        ({"increment": GapIncrement(dropout=1.0)}, "dropout is 1.0; it must be at least 0 and below 1"),
+        ({"increment": GapIncrement(dropout=1.0)}, "dropout is 1.0; expected"),
         ({"increment": NoIncrement(), "direction": LogMeanExp(alpha=1.0)}, "increment is NoIncrement"),
-        ({"temporal_layers": -1}, "temporal_layers is -1; it must be at least 0"),
+        ({"temporal_layers": -1}, "temporal_layers is -1; expected"),
     ],
-    GAID: [({"fusion": GatedFusion("word")}, "GatedFusion.level is word")],
+    GAID: [({"fusion": GatedFusion("word")}, "GatedFusion.level is 'word'")],
     DPDV: [
         ({"views": ()}, "it must contain some of macro, micro, each once"),
         ({"paths": ("spot", "spot")}, "each once"),
@@ -91,10 +91,10 @@ def test_conflicting_options_are_rejected(kind, options, message):
 
 
 PARTS = {
-    LanguageVideoAttention: [({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and below 1")],
-    Bottleneck: [({"weight": -1.0}, "Bottleneck.weight is -1.0; it must be at least 0")],
+    LanguageVideoAttention: [({"dropout": 1.0}, "dropout is 1.0; expected")],
+    Bottleneck: [({"weight": -1.0}, "Bottleneck.weight is -1.0; expected")],
     Decorrelation: [({"weight": -1.0}, "Decorrelation.weight is -1.0")],
-    SlotReorganization: [({"words": "none"}, "SlotReorganization.words is none")],
+    SlotReorganization: [({"words": "none"}, "SlotReorganization.words is 'none'")],
     Divergence: [({"weight": -1}, "Divergence.weight is -1")],
 }
 

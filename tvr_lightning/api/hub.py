@@ -149,7 +149,7 @@ def _write(
     trained = TrainedOptions(checkpoint, [], trust)
     saved = trained.saved
     try:
-        recipe = trained.recipe()
+        recipe = trained.recipe().content
     except (CheckpointError, KeyError) as error:
         raise CheckpointError(
             f"{checkpoint} contains no recipe, which is required to publish a method ({error}). Nothing was pushed."

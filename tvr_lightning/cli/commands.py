@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tvr_lightning.cli import data, evaluate, features, search, tables, train
 from tvr_lightning.cli.options import PathKind
-from tvr_lightning.config.check import SchemaWalk
+from tvr_lightning.config.check import Merger
 from tvr_lightning.config.schema import cached_schema
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Range, in_words, parts_of
@@ -142,7 +142,7 @@ def _hint(command: Command, option: str, own: Iterable[str]) -> str:
     """Return the option of a command that an unknown one resembles, or else the commands that have the unknown one."""
     near = difflib.get_close_matches(option, [*own, *(f"--{name}" for name in command.sections)], 1, 0.7)
     if not near and command.sections and (schema := cached_schema()) is not None:
-        near = SchemaWalk(schema).similar(option.removeprefix("--"))
+        near = Merger(schema).similar(option.removeprefix("--"))
     if near:
         return f"Did you mean {near[0]}? "
     others = [f"tvr {other.name}" for other in COMMANDS if option in CommandParser(other).known]

@@ -132,16 +132,15 @@ def evaluate(
 def _normalizer(options: Sequence[str]) -> Normalizer | None:
     from jsonargparse import ArgumentError, ArgumentParser
 
-    from tvr_lightning.config.check import check_options, refusals, sources_of
+    from tvr_lightning.config.check import merge, refusals, sources_of
     from tvr_lightning.config.schema import generate
     from tvr_lightning.evaluation.normalization import Normalizer
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--normalization", type=Normalizer | None, default=None)
     try:
-        return parser.instantiate(parser.parse_args(options)).normalization
+        return parser.instantiate(parser.parse_object(merge(sources_of([], options), generate(parser)))).normalization
     except ArgumentError as error:
-        check_options(sources_of([], options), generate(parser))
         raise UserError(refusals(str(error))) from error
 
 

@@ -1,25 +1,22 @@
-"""Options of recipes and of the command line that do not exist, or have a value that they do not allow."""
+"""Recipes and options merged into one, and checked: those that do not exist or have a value that is not allowed."""
 
 import difflib
 import importlib
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from tvr_lightning.config.recipe_files import find_recipe, is_written_out, nested, read_recipe, split_options
-from tvr_lightning.config.schema import BOUNDS, cached_schema, class_name, types_of
+from tvr_lightning.config.recipe_files import is_written_out, nested, read_recipe, read_yaml, split_options
+from tvr_lightning.config.schema import cached_schema, class_name
 from tvr_lightning.errors import UserError, abbreviated
-from tvr_lightning.option_types import Range, in_words
+from tvr_lightning.option_types import alternatives, check_value
 
 LISTED = 12
 """Number of names that a message lists before it counts the others."""
-NAMES = {
-    "null": "null", "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text",
-    "array": "a list", "object": "named options",
-}  # fmt: skip
 MISSING = {
     "data": "No dataset is given. Name one before the overlays, such as --config data/msrvtt, or a method's recipe.",
     "model": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate (--ckpt_path).",
@@ -27,11 +24,14 @@ MISSING = {
 
 
 class Source(NamedTuple):
-    """Options from one place: beginning of a message, content as of a recipe, and argument for the parser."""
+    """Options from one place: beginning of a message, and content as of a recipe."""
 
     where: str
     content: dict[str, Any]
-    argument: str
+
+
+class Text(str):
+    """Value on a command line, which is YAML or plain text, depending on the option."""
 
 
 def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
@@ -40,29 +40,18 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
     check_classes_given(sources, needed)
     if schema is not None:
         schema["properties"]["normalization"] = {"$ref": "#/$defs/Normalizer"}  # of `tvr evaluate`
-        check_options(sources, schema)
+        merge(sources, schema)
 
 
 def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Iterator[Source]:
     """Yield recipes (names, paths, or inline YAML), then options of a command line, which may name more recipes."""
-    import yaml
-
     options = split_options(arguments)
     for recipe in [*recipes, *(value for option, value in options if option == "config")]:
-        written_out = is_written_out(recipe)
-        argument = f"--config={recipe if written_out else find_recipe(recipe)}"
-        yield Source("" if written_out else f"--config {recipe}: ", read_recipe(recipe), argument)
+        yield Source("" if is_written_out(recipe) else f"--config {recipe}: ", read_recipe(recipe))
     for option, value in options:
-        if option == "print_config" or option.endswith(".help"):  # jsonargparse's own
-            yield Source("", {}, f"--{option}={value}".removesuffix("="))
-        elif option != "config":
-            try:
-                content = nested(option, yaml.safe_load(value))
-            except yaml.YAMLError:
-                content = nested(option, value)
-            # The parser would read a null among the arguments of a class as the text "None".
-            null = value == "null" and ".init_args." in option
-            yield Source("", content, f"--config={json.dumps(content)}" if null else f"--{option}={value}")
+        if option not in ("config", "print_config") and not option.endswith(".help"):
+            read = read_yaml(value)
+            yield Source("", nested(option, read if read is None or isinstance(read, dict | list) else Text(value)))
 
 
 def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> None:
@@ -73,15 +62,18 @@ def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> N
             raise UserError(MISSING[section])
 
 
-def check_options(sources: Iterable[Source], schema: dict[str, Any]) -> None:
-    """Refuse what the schema does not allow, and name what is available; later sources overlay earlier ones."""
-    walk = SchemaWalk(schema)
+def merge(sources: Iterable[Source], schema: dict[str, Any], names: bool = True) -> dict[str, Any]:
+    """Return the values of all sources, later ones on top; refuse what the schema does not allow, and name what is.
+
+    Without `names`, options that do not exist are kept, for the parser to refuse.
+    """
+    merger, found = Merger(schema, names), dict[str, Any]()
     for source in sources:
         try:
-            for name, value in source.content.items():
-                walk.option(name, value)
+            found = merger.merged(found, source.content)
         except UserError as error:
             raise UserError(f"{source.where}{error}") from None
+    return found
 
 
 def refusals(message: str) -> str:
@@ -119,21 +111,22 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"Available: {abbreviated(ordered, LISTED) or 'none'}."
 
 
-class SchemaWalk:
-    """Comparison of options with the schema; remembers the class that each section names."""
+class Merger:
+    """Options on top of others, compared with the schema. A class that replaces another keeps the options that fit."""
 
-    def __init__(self, schema: dict[str, Any]) -> None:
+    def __init__(self, schema: dict[str, Any], names: bool = True) -> None:
+        self.names = names
         self.sections = schema["properties"]
         self.definitions = schema.get("$defs", {})
-        self.classes: dict[str, str] = {}
 
-    def option(self, name: str, value: Any) -> None:
-        """Check a section or an option of the top level."""
-        if name not in self.sections:
-            near = self.similar(name)
-            meant = f"Did you mean {near[0]}?" if near else nearest(name, self.sections)
-            raise UserError(f"there is no option {name}. {meant}")
-        self.value(name, self.sections[name], value)
+    def merged(self, under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+        """Return the sections and options of the top level of two recipes."""
+        for name in over:
+            if name.removesuffix("+") not in self.sections:
+                near = self.similar(name)
+                meant = f"Did you mean {near[0]}?" if near else nearest(name, self.sections)
+                raise UserError(f"there is no option {name}. {meant}")
+        return self.options("", self.sections, under, over)
 
     def similar(self, name: str) -> list[str]:
         """Return the option within a section that resembles a name, such as [`--data.init_args.root`], or nothing."""
@@ -144,68 +137,115 @@ class SchemaWalk:
                 inner |= {option: f"{prefix}.{option}" for option in _options_of(variant)}
         return [inner[near] for near in difflib.get_close_matches(name, inner, n=1, cutoff=0.75)]
 
-    def value(self, where: str, node: dict[str, Any], value: Any) -> None:
-        """Check an option."""
-        if isinstance(value, list):
-            for item in value:
-                self.value(where, node, item)
-            return
+    def value(self, where: str, node: dict[str, Any], under: Any, over: Any) -> Any:
+        """Return the value of an option on top of another one."""
         variants = list(self.variants(node))
+        items = next((variant["items"] for variant in variants if isinstance(variant.get("items"), dict)), {})
+        if isinstance(over, list) and items:
+            return [self.value(where, items, None, item) for item in over]
+        if isinstance(over, dict) and isinstance(under, list) and under:  # as in --trainer.callbacks.monitor=...
+            return [*under[:-1], self.value(where, items, under[-1], over)]
         classes = {name: variant for variant in variants if (name := class_name(variant))}
-        takes_text = any("string" in types_of(each) for each in (node, *node.get("anyOf", ())))
-        if classes and (isinstance(value, dict) or (isinstance(value, str) and not takes_text)):
-            self.section(where, classes, {"class_path": value} if isinstance(value, str) else value)
-        elif isinstance(value, dict):
-            each = next((v["additionalProperties"] for v in variants if v.get("additionalProperties")), None)
-            known = dict.fromkeys(value, each) if each else {}
-            self.options(where, next((v["properties"] for v in variants if "properties" in v), known), value)
-        elif variants and not any(_fits(variant, value) for variant in variants):
-            words = dict.fromkeys(word for variant in variants for word in _words(variant))
-            expected = in_words(sorted(words, key=lambda word: word == "null"))
-            if any("pattern" in variant for variant in variants):
-                expected = node["description"]
-            raise UserError(f"{where} is {'empty' if value is None else repr(value)}; expected {expected}")
+        known = next((variant["properties"] for variant in variants if "properties" in variant), {})
+        takes_text = any(each.get("type") == "string" for each in alternatives(node))
+        if isinstance(over, dict):
+            unknown = not known and ("class_path" in over or isinstance(under, str) or "class_path" in (under or ()))
+            if classes or unknown:
+                return self.section(where, classes, under, over)
+            inner = next((v["additionalProperties"] for v in variants if v.get("additionalProperties")), None)
+            known = known or (dict.fromkeys(over, inner) if inner else {})
+            return self.options(where, known, under if isinstance(under, dict) else {}, over)
+        if classes and isinstance(over, str) and not takes_text:
+            return self.section(where, classes, under, {"class_path": over})
+        if isinstance(over, Text):
+            try:
+                check_value(where, node, str(over))
+            except UserError:
+                over = read_yaml(over)
+            else:
+                return str(over)
+        check_value(where, node, over)
+        return over
 
-    def section(self, where: str, classes: dict[str, Any], value: dict[str, Any]) -> None:
-        """Check a class and its options."""
-        named = value.get("class_path") or self.classes.get(where)
+    def section(self, where: str, classes: dict[str, Any], under: Any, over: dict[str, Any]) -> dict[str, Any]:
+        """Return a class and its options."""
+        under = {"class_path": under} if isinstance(under, str) else under or {}
+        before, named = under.get("class_path"), over.get("class_path") or under.get("class_path")
+        options = {key: item for key, item in over.items() if key not in ("class_path", "init_args", "dict_kwargs")}
+        options |= over.get("init_args") or {}
+        kept, given = under.get("init_args") or {}, options
         if named is None:  # a checkpoint or a later recipe names it
-            return
-        self.classes[where] = str(named)
-        module, _, name = str(named).rpartition(".")
-        if name not in classes or module.partition(".")[0] not in ("", "tvr_lightning"):
-            _check_exists(where, module, name, classes)
-        known = _options_of(classes.get(name, {}))
-        options = {key: item for key, item in value.items() if key not in ("class_path", "init_args", "dict_kwargs")}
-        options |= value.get("init_args") or {}
-        for option in options:
-            if known and option not in known:
+            return {"init_args": self.options(f"{where}.init_args", {}, kept, given)}
+        named = str(named)
+        known = self.known(where, named, classes)
+        if before is None:
+            kept, given = {}, self.options(where, {}, kept, given)
+        elif short_name(before) != short_name(named):
+            kept = {key: item for key, item in kept.items() if key in known and self.fits(known[key], item)}
+        for option in given:
+            if self.names and classes and known and option.removesuffix("+") not in known:
                 having = sorted(other for other, kind in classes.items() if option in _options_of(kind))
                 owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
-                problem = f"{name} has no option {option}{owners}. {nearest(option, known)}"
+                problem = f"{short_name(named)} has no option {option}{owners}. {nearest(option, known)}"
                 raise UserError(f"{where}.init_args.{option}: {problem}")
-        self.options(f"{where}.init_args", known, options)
+        found, inner = {"class_path": named}, self.options(f"{where}.init_args", known, kept, given)
+        extra = (under.get("dict_kwargs") or {} if before == named else {}) | (over.get("dict_kwargs") or {})
+        return found | ({"init_args": inner} if inner or known else {}) | ({"dict_kwargs": extra} if extra else {})
 
-    def options(self, where: str, known: dict[str, Any], options: dict[str, Any]) -> None:
-        """Check named options, unless the schema does not list them."""
-        for name, value in options.items():
-            if name in known:
-                self.value(f"{where}.{name}", known[name], value)
-            elif known:
-                raise UserError(f"{where}.{name}: there is no such option. {nearest(name, known)}")
+    def known(self, where: str, named: str, classes: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a class with their schemas; refuse a class that does not exist."""
+        module, _, name = named.rpartition(".")
+        if name in classes and module.partition(".")[0] in ("", "tvr_lightning"):
+            return _options_of(classes[name])
+        if classes:
+            _check_exists(where, module, name, classes)
+        return _options_of_other(named) if module else {}
+
+    def fits(self, node: dict[str, Any], value: Any) -> bool:
+        """Return whether an option allows a value."""
+        try:
+            self.value("", node, None, value)
+        except UserError:
+            return False
+        return True
+
+    def options(self, where: str, known: dict[str, Any], under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+        """Return named options on top of others. The values of an option that ends with + are appended to its list."""
+        found = dict(under)
+        for option, value in over.items():
+            name = option.removesuffix("+")
+            full = f"{where}.{name}" if where else name
+            if self.names and known and name not in known:
+                raise UserError(f"{full}: there is no such option. {nearest(name, known)}")
+            node = known.get(name, {})
+            if option == name:
+                found[name] = self.value(full, node, under.get(name), value)
+            else:
+                more = self.value(full, node, None, value if isinstance(value, list) else [value])
+                found[name] = [*(found.get(name, node.get("default")) or []), *more]
+        return found
 
     def variants(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the alternatives of a node, with the items of lists in place of the lists."""
-        if "$ref" in node:
-            inner = [self.definitions[node["$ref"].rpartition("/")[2]]]
-        elif isinstance(node.get("items"), dict):
-            inner = [node["items"]]
-        else:
-            inner = node.get("anyOf") or node.get("prefixItems") or []
-        for each in inner:
-            yield from self.variants(each)
-        if not inner:
-            yield node
+        """Yield the alternatives of a node, with the classes that it refers to."""
+        for each in alternatives(node):
+            if "$ref" in each:
+                yield from self.variants(self.definitions[each["$ref"].rpartition("/")[2]])
+            else:
+                yield each
+
+
+@cache
+def _options_of_other(named: str) -> dict[str, Any]:
+    """Return the options of a class that is not in the schema, which allow any value."""
+    from jsonargparse import ArgumentParser
+
+    names = ArgumentParser().add_class_arguments(resolve_name(named), fail_untyped=False)
+    return {name: {} for name in names}
+
+
+def short_name(class_path: str) -> str:
+    """Return the name of a class without its module."""
+    return class_path.rpartition(".")[2]
 
 
 def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -> None:
@@ -224,35 +264,3 @@ def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -
 def _options_of(variant: dict[str, Any]) -> dict[str, Any]:
     options = variant.get("properties", {})
     return options.get("init_args", {}).get("properties", {}) if class_name(variant) else options
-
-
-def _fits(node: dict[str, Any], value: Any) -> bool:
-    """Whether a value is allowed; only numbers, truth values, null, choices and patterns are compared."""
-    if "enum" in node:
-        return value in node["enum"]
-    if "pattern" in node:
-        return re.search(node["pattern"], str(value)) is not None
-    kinds = types_of(node)
-    if not kinds or "string" in kinds:
-        return True
-    if value is None or isinstance(value, bool):
-        return ("null" if value is None else "boolean") in kinds
-    try:
-        number = float(value)  # YAML reads 1e-4 as text
-    except (TypeError, ValueError):
-        return False
-    whole = "number" in kinds or ("integer" in kinds and number.is_integer())
-    return whole and number in _range(node)
-
-
-def _range(node: dict[str, Any]) -> Range:
-    return Range(**{bound: node.get(key) for bound, key in BOUNDS.items()})
-
-
-def _words(node: dict[str, Any]) -> list[str]:
-    if "enum" in node:
-        return [str(choice) for choice in node["enum"]]
-    if class_name(node):
-        return ["a class"]
-    limits = str(_range(node))
-    return [f"{NAMES[kind]} ({limits})" if limits and kind != "null" else NAMES[kind] for kind in types_of(node)]

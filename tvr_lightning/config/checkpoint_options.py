@@ -34,15 +34,15 @@ class TrainedOptions:
         self._asked_model, self._asked_data = (_last_class(contents, section) for section in ("model", "data"))
         self._record = self.saved.get(RECORD) or {}
 
-    def recipe(self) -> dict[str, Any]:
-        """Return the recipe of the training, which the command's recipes override."""
+    def recipe(self) -> Source:
+        """Return the recipe of the training, which the command's recipes override, with the version of the file."""
         if self._asked_model is not None and self.method is not None and self._asked_model != self.method:
             raise CheckpointError(
                 f"{self.path}: the checkpoint contains {self.method}, but the recipe builds {self._asked_model}. Use a "
                 f"recipe of {self.method}; to train question answering from it, set model.init_args.pretrained in "
                 "`tvr fit`."
             )
-        found = self._sections()
+        found = self.sections()
         if "model" in found:
             found["model"] = _without(found["model"], FOLLOWS_DATA)
         elif self._asked_model is None:
@@ -63,7 +63,8 @@ class TrainedOptions:
             found["trainer"] = {"precision": self._record["precision"]}
         if self._record.get("seed") is not None:
             found["seed_everything"] = self._record["seed"]
-        return found
+        version = self._record.get("version", "of an unrecorded version")
+        return Source(f"{self.path}, written by tvr-lightning {version}: ", found)
 
     def differences(self, parser: ArgumentParser, options: Namespace, override: bool) -> dict[str, bool]:
         """Return the options that differ from the checkpoint, and whether scores of the same videos depend on each.
@@ -71,7 +72,7 @@ class TrainedOptions:
         Refuse options that change the scores unless `override`.
         """
         found: dict[str, bool] = {}
-        known = self._sections()
+        known = self.sections()
         parsed = parser.parse_object(known)
         for section in known:
             then, now = (_written_out(each[section]) for each in (parsed, options))
@@ -93,12 +94,7 @@ class TrainedOptions:
             )
         return found
 
-    def source(self) -> Source:
-        """Return the recorded options as a source that `check_options` can refuse, with the version of the file."""
-        version = self._record.get("version", "of an unrecorded version")
-        return Source(f"{self.path}, written by tvr-lightning {version}: ", self._sections(), "")
-
-    def _sections(self) -> dict[str, Any]:
+    def sections(self) -> dict[str, Any]:
         """Return the recorded sections of method and data; a method without its encoder cannot be built."""
         found = {}
         if self.method is not None and "encoder" in self._model["init_args"]:

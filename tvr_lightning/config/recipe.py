@@ -26,9 +26,9 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
-from tvr_lightning.config.check import Source, check_classes_given, check_options, refusals, sources_of
+from tvr_lightning.config.check import Source, check_classes_given, merge, refusals, sources_of
 from tvr_lightning.config.checkpoint_options import TrainedOptions
-from tvr_lightning.config.recipe_files import merged
+from tvr_lightning.config.recipe_files import merged, split_options
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
@@ -114,6 +114,11 @@ def recipe_parser() -> ArgumentParser:
     return parser
 
 
+def recipe_schema() -> dict[str, Any]:
+    """Return the schema of recipes, which is made and cached if necessary."""
+    return cached_schema() or keep(generate(recipe_parser()))
+
+
 @dataclass
 class Recipe:
     """Parsed recipe; nothing is built or read until `build`.
@@ -153,30 +158,27 @@ class Recipe:
             only_data: Ignore all sections of recipes but `data`, which may be overlays of a missing method.
         """
         sources = list(sources_of(recipes, overrides))
-        contents = [source.content for source in sources]
-        words = [source.argument for source in sources]
         if only_data:
-            named = [(source.argument, source.content["data"]) for source in sources if source.content.get("data")]
-            words = [a if a.startswith("--data") else f"--config={json.dumps({'data': data})}" for a, data in named]
-        trained = None
-        if checkpoint is not None:
-            trained = TrainedOptions(checkpoint, contents, trust)
-            words = [f"--config={json.dumps(trained.recipe())}", *words]
-        else:
+            sources = [Source(where, {"data": content["data"]}) for where, content in sources if content.get("data")]
+        contents, trained, schema = [source.content for source in sources], None, recipe_schema()
+        if checkpoint is None:
             check_classes_given(sources, ("data",) if only_data else ("model", "data"))
+        else:
+            trained = TrainedOptions(checkpoint, contents, trust)
+            sources = [recorded := trained.recipe(), *sources]
+            merge([recorded._replace(content=trained.sections())], schema)  # also those that follow others
+        values = merge(sources, schema)
         parser = recipe_parser()
         try:
-            recipe = cls(parser.parse_args(words), trained)
+            if asked := [option for option, _ in split_options(overrides) if option == "print_config"]:
+                parser.parse_args([f"--config={json.dumps(values)}", f"--{asked[0]}"])  # prints them and exits
+            recipe = cls(parser.parse_object(values), trained)
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:
-            recorded = [] if trained is None else [trained.source()]
-            check_options([*sources, *recorded], keep(generate(parser)))
             raise UserError(refusals(str(error))) from error
-        if cached_schema() is None:
-            check_options(sources, keep(generate(parser)))
-        recipe.dropped = sorted({name for content in contents for name in _dropped(content, recipe.config)})
-        recipe.replaced = list(_replaced(sources, recipe.config))
+        recipe.dropped = sorted({name for content in contents for name in _dropped(content, values)})
+        recipe.replaced = list(_replaced(sources[trained is not None :], values))
         recipe._check_linked(contents)
         if recipe.config.eval_memory is not None:
             recipe._set_memory()
@@ -263,7 +265,7 @@ class Recipe:
             given = (model.get("init_args") or {}) if isinstance(model, dict) else {}
             for name in FOLLOWS_DATA & {*given}:
                 used = self.config.data.init_args[name]
-                if given[name] != used:
+                if str(given[name]) != str(used):  # a command line gives text
                     raise UserError(
                         f"model.init_args.{name} is {given[name]}, but it follows data.init_args.{name}, which is "
                         f"{used}. Set that option instead."
@@ -334,15 +336,15 @@ def explained() -> Iterator[None]:
 
 
 def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:
-    if isinstance(given, dict) and isinstance(used, Namespace):
+    if isinstance(given, dict) and isinstance(used, dict):
         for key, value in given.items():
             if key in used:
                 yield from _dropped(value, used[key], f"{name}{key}.")
-            elif name.endswith(".init_args.") and key not in FOLLOWS_DATA:
+            elif name.endswith(".init_args."):
                 yield f"{name}{key}"
 
 
-def _replaced(sources: Sequence[Source], used: Namespace) -> Iterator[str]:
+def _replaced(sources: Sequence[Source], used: dict[str, Any]) -> Iterator[str]:
     """Yield a warning for every overlay whose class, or whose options with it, a later recipe replaces."""
     last: dict[str, tuple[str, str]] = {}  # by option, the class in use and the recipe that names it, if any does
     for source in reversed(sources):
@@ -358,9 +360,9 @@ def _replaced(sources: Sequence[Source], used: Namespace) -> Iterator[str]:
 def _classes(given: dict[str, Any], used: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the options of a recipe that name a class, or null instead, and its name."""
     for key, value in given.items():
-        now = used.get(key) if isinstance(used, Namespace) else None
+        now = used.get(key) if isinstance(used, dict) else None
         kind = value.get("class_path") if isinstance(value, dict) else value
-        if value is None or (kind and (isinstance(value, dict) or isinstance(now, Namespace))):
+        if value is None or (kind and (isinstance(value, dict) or isinstance(now, dict))):
             yield f"{name}{key}", value_text(kind).rpartition(".")[2]
         if isinstance(value, dict):
             yield from _classes(value, now, f"{name}{key}.")

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
 
     try:
         text = str(name) if is_written_out(name) else find_recipe(name).read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"--config {name}: not a recipe (YAML with plain values): {said}") from error
@@ -61,6 +62,25 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         contains = "is empty" if content is None else f"contains a {type(content).__name__}, not named options"
         raise UserError(f"--config {name} is not a recipe: it {contains}")
     return content
+
+
+def read_yaml(text: str) -> Any:
+    """Return the plain values of YAML, in which 1e-4 is a number."""
+    import yaml
+
+    return yaml.load(text, _loader())
+
+
+@cache
+def _loader() -> Any:
+    from yaml import SafeLoader
+
+    class Loader(SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
 
 
 def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
@@ -75,13 +95,13 @@ def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 def nested(option: str, value: Any) -> dict[str, Any]:
     """Return an option as a recipe contains it: `a.b` as `{a: {b: value}}`."""
-    for key in reversed(option.removesuffix("+").split(".")):
+    for key in reversed(option.split(".")):
         value = {key: value}
     return value
 
 
 def merged(under: Any, over: Any) -> Any:
-    """Return the values of two recipes, those of `over` on top."""
+    """Return nested values on top of others, whose classes are the same."""
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
         return over
     return {**under, **{key: merged(under.get(key), value) for key, value in over.items()}}

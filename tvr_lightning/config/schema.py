@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from tvr_lightning.option_types import Range, hints_of, parts_of
+from tvr_lightning.option_types import schema_of
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -29,7 +26,6 @@ LEFT_OUT = (
 """Classes of libraries whose options are left to the parser: they would be nine tenths of the schema."""
 BASES = ("LightningModule", "RecipeModule", "RestrictedModule")
 """Classes that a recipe cannot choose."""
-BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 
 
 def cached_schema() -> dict[str, Any] | None:
@@ -75,42 +71,15 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
                 schema["anyOf"] = [kind for kind in schema["anyOf"] if class_name(kind) not in BASES]
             return schema
 
-        def class_parser_schema(self, class_type: Any, action: Any, description: str | None = None) -> dict[str, Any]:
-            schema = super().class_parser_schema(class_type, action, description)
-            add_ranges(schema, resolve_name(class_type) if isinstance(class_type, str) else class_type)
-            return schema
+        def typehint_schema(self, typehint: Any, action: Any) -> dict[str, Any]:
+            return schema_of(typehint, lambda other: super(Schema, self).typehint_schema(other, action))
 
     return Schema().generate(parser) | {"title": "Recipe", "description": "Recipe of tvr-lightning"}
-
-
-def add_ranges(schema: dict[str, Any], kind: type) -> None:
-    """Add the `Range` of each option of a class to its schema."""
-    for name, hint in hints_of(kind).items():
-        node = schema.get("properties", {}).get(name, {})
-        for part in parts_of(hint):
-            if isinstance(part, Range):
-                for number in _numbers(node):
-                    number |= {BOUNDS[bound]: value for bound, value in part.bounds.items()}
-            elif isinstance(part, type) and dataclasses.is_dataclass(part) and "properties" in node:
-                add_ranges(node, part)
-
-
-def _numbers(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if {"integer", "number"} & set(types_of(node)):
-        yield node
-    for inner in node.get("anyOf", ()):
-        yield from _numbers(inner)
 
 
 def class_name(node: dict[str, Any]) -> str | None:
     """Return the name of the class whose options a node contains, or None."""
     return node.get("properties", {}).get("class_path", {}).get("enum", [None])[0]
-
-
-def types_of(node: dict[str, Any]) -> list[str]:
-    """Return the JSON types that a node of a schema allows."""
-    kind = node.get("type", [])
-    return [kind] if isinstance(kind, str) else kind
 
 
 def _file() -> Path:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import tvr_lightning.data
 from tvr_lightning.audit import AUDIT_VERSION
 from tvr_lightning.config import recipe_files
+from tvr_lightning.config.check import Source, merge
+from tvr_lightning.config.recipe import recipe_schema
 from tvr_lightning.config.recipe_files import merged, read_recipe
 from tvr_lightning.config.roles import options_with
 from tvr_lightning.data.base import TextVideoDataModule
@@ -190,7 +192,13 @@ def digest(*parts: Any) -> str:
 
 def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
-    return reduce(merged, [*(_read(path, path.stat().st_mtime_ns) for path in recipes), settings], {})
+    sources = [Source(f"--config {path}: ", _read(path, path.stat().st_mtime_ns)) for path in recipes]
+    return merge([*sources, Source("", dict(settings))], _schema(), names=False)  # a run refuses them itself
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return recipe_schema()
 
 
 @cache
