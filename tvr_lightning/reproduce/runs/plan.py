@@ -193,7 +193,7 @@ def digest(*parts: Any) -> str:
 def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
     sources = [Source(f"--config {path}: ", _read(path, path.stat().st_mtime_ns)) for path in recipes]
-    return merge([*sources, Source("", dict(settings))], _schema(), names=False)  # a run refuses them itself
+    return merge([*sources, Source("", dict(settings))], _schema(), check=False)  # each run checks its own
 
 
 @cache
