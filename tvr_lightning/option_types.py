@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from tvr_lightning.errors import UserError
 
@@ -107,26 +107,6 @@ def in_words(names: Sequence[str]) -> str:
     return f"{', '.join(others)}{',' if len(others) > 1 else ''} or {last}" if others else last
 
 
-class ConfigVariant:
-    """Variant of an option with its own arguments; recipes select it by `class_path`.
-
-    A variant stores the arguments of its constructor under their names. Variants with equal arguments are equal.
-    """
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]  # as for any mutable object
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
-
-def variant(default: type[K]) -> K:
-    """Return the default of an option with variants; the parser of recipes cannot serialize an instance."""
-    return dataclasses.field(default=None, metadata={"variant": default})  # type: ignore[return-value]
-
-
 @dataclass
 class Options:
     """Base of options dataclasses, which `check` themselves. Recipes need no `class_path` for a dataclass."""
@@ -136,6 +116,21 @@ class Options:
             if "variant" in field.metadata and getattr(self, field.name) is None:
                 setattr(self, field.name, field.metadata["variant"]())
         check(self)
+
+
+@dataclass_transform()
+class ConfigVariant:
+    """Variant of an option with its own options; recipes select it by `class_path`. Subclasses are dataclasses."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
+
+    __post_init__ = Options.__post_init__
+
+
+def variant(default: type[K]) -> K:
+    """Return the default of an option with variants; the parser of recipes cannot serialize an instance."""
+    return dataclasses.field(default=None, metadata={"variant": default})  # type: ignore[return-value]
 
 
 def hints_of(kind: type) -> dict[str, Any]:
@@ -152,6 +147,12 @@ def parts_of(hint: Any) -> Iterator[Any]:
     yield hint
     for part in get_args(hint):
         yield from parts_of(part)
+
+
+def dataclass_in(hint: Any) -> type | None:
+    """Return the options dataclass that a type consists of or contains, or None."""
+    kinds = (part for part in parts_of(hint) if isinstance(part, type) and not issubclass(part, ConfigVariant))
+    return next(filter(dataclasses.is_dataclass, kinds), None)
 
 
 def roles_of(kind: type) -> dict[str, Roles]:
@@ -175,10 +176,7 @@ def check(options: object, /, **elsewhere: Any) -> None:
     values = vars(options) | elsewhere
     for name, hint in hints_of(type(options)).items():
         if name in values:
-            value = values[name]
-            check_value(f"{type(options).__name__}.{name}", schema_of(hint, _instance), value)
-            if isinstance(value, ConfigVariant):
-                check(value)
+            check_value(f"{type(options).__name__}.{name}", schema_of(hint, _instance), values[name])
 
 
 def schema_of(hint: Any, of_class: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Options such as a temperature change scores but not the shape of any tensor, so 
 evaluated model is therefore built from the checkpoint; recipes and options are applied on top, and changes are logged.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from tvr_lightning.config.check import Source
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER, option_roles, roles_of_option
-from tvr_lightning.option_types import Role, Roles, hints_of, parts_of
+from tvr_lightning.option_types import Role, Roles, dataclass_in, hints_of
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_code, read_checkpoint, trusted_sections
 from tvr_lightning.training.options import changed_options, plain_options, value_text
 
@@ -122,10 +121,9 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     found = section.as_dict()
     options = found.setdefault("init_args", {})
     for option, hint in hints_of(resolve_name(section.class_path)).items():
-        kinds = [part for part in parts_of(hint) if isinstance(part, type) and dataclasses.is_dataclass(part)]
-        if kinds and option in options:
+        if (kind := dataclass_in(hint)) is not None and option in options:
             parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument("--options", type=kinds[0])
+            parser.add_argument("--options", type=kind)
             parsed = parser.parse_object({"options": options[option] or {}})
             options[option] = plain_options(parser.instantiate(parsed).options)
     return found

@@ -1,6 +1,5 @@
 """Roles of the options of a recipe, as their classes declare them."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, get_type_hints
@@ -9,7 +8,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders import Encoder
 from tvr_lightning.encoders.base import FeatureEncoder
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.option_types import NONE, Role, Roles, hints_of, parts_of, roles_of
+from tvr_lightning.option_types import NONE, Role, Roles, dataclass_in, hints_of, roles_of
 from tvr_lightning.training.module import RecipeModule
 
 FOLLOWS_DATA = {name for name, roles in roles_of(RetrievalModule).items() if Role.READING in roles}
@@ -59,9 +58,8 @@ def _roles(kind: type, options: Mapping[str, Any], prefix: str, outer: Roles) ->
             inner = dict(_roles(named, value.get("init_args") or {}, f"{prefix}{name}.init_args.", roles))
             yield f"{prefix}{name}.class_path", roles.union(*inner.values())
             yield from inner.items()
-        for part in parts_of(hints.get(name)):
-            if isinstance(part, type) and dataclasses.is_dataclass(part):
-                yield from _roles(part, value, f"{prefix}{name}.", roles)
+        if (contained := dataclass_in(hints.get(name))) is not None:
+            yield from _roles(contained, value, f"{prefix}{name}.", roles)
 
 
 def options_with(role: Role) -> set[str]:

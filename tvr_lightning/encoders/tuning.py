@@ -14,7 +14,7 @@ from typing_extensions import override
 from tvr_lightning.encoders.base import Encoder, Tower
 from tvr_lightning.encoders.token_merging import MergingBlock
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import ConfigVariant, Count, Dropout, Positive, Role, check
+from tvr_lightning.option_types import ConfigVariant, Count, Dropout, Positive, Role
 
 Target = Literal["query", "key", "value", "output", "mlp"]
 TARGETS: dict[Target, str] = {
@@ -36,7 +36,7 @@ FROM_THE_BLOCKS_ON = (
 class Tuning(ConfigVariant, ABC):
     """Choice of the weights of an encoder that are trained."""
 
-    rate: Literal["encoder_lr", "lr"] = "lr"
+    rate = "lr"
     """Option of `optimizer` with the learning rate of what is trained in the encoder."""
 
     @abstractmethod
@@ -47,15 +47,14 @@ class Tuning(ConfigVariant, ABC):
 class FineTuning(Tuning):
     """Training of the encoder's own weights.
 
-    Args:
+    Attributes:
         train: patterns of the names of the trained parameters, such as `clip.visual.*`. A pattern after `!` excludes
             parameters.
         rate: option of `optimizer` with the learning rate of these parameters.
     """
 
-    def __init__(self, train: tuple[str, ...] = ("*",), rate: Literal["encoder_lr", "lr"] = "encoder_lr") -> None:
-        self.train, self.rate = tuple(train), rate
-        check(self)
+    train: tuple[str, ...] = ("*",)
+    rate: Literal["encoder_lr", "lr"] = "encoder_lr"
 
     @override
     def apply(self, encoder: Encoder) -> None:
@@ -87,15 +86,12 @@ class LastBlocks(Tuning):
 
     CLIP4Clip's `freeze_layer_num` N is `blocks: 12 - N`.
 
-    Args:
+    Attributes:
         blocks: number of blocks at the end of each tower that are trained.
     """
 
     rate = "encoder_lr"
-
-    def __init__(self, blocks: Count = 4) -> None:
-        self.blocks = blocks
-        check(self)
+    blocks: Count = 4
 
     @override
     def apply(self, encoder: Encoder) -> None:
@@ -110,7 +106,7 @@ class LoRA(Tuning):
 
     A matrix W becomes W + alpha / rank * B A. B starts at zero, so that the features start unchanged.
 
-    Args:
+    Attributes:
         rank: number of rows of A and columns of B.
         alpha: scale of the change, divided by the rank.
         targets: matrices that change: those of the attention's `query`, `key`, `value` and `output`, and of the `mlp`.
@@ -119,19 +115,18 @@ class LoRA(Tuning):
         shared: whether query, key and value have one A together instead of one each, as in TempMe.
     """
 
-    def __init__(
-        self,
-        rank: Annotated[Count, Role.SCORE] = 8,
-        alpha: Annotated[Positive, Role.SCORE] = 16.0,
-        targets: Annotated[tuple[Target, ...], Role.SCORE] = ("query", "value"),
-        towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video"),
-        dropout: Dropout = 0.0,
-        shared: Annotated[bool, Role.SCORE] = False,
-    ) -> None:
-        self.rank, self.alpha, self.dropout, self.shared = rank, alpha, dropout, shared
-        self.targets, self.towers = tuple(targets), tuple(dict.fromkeys(towers))
-        check(self)
-        if not (targets and towers):
+    rank: Annotated[Count, Role.SCORE] = 8
+    alpha: Annotated[Positive, Role.SCORE] = 16.0
+    targets: Annotated[tuple[Target, ...], Role.SCORE] = ("query", "value")
+    towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video")
+    dropout: Dropout = 0.0
+    shared: Annotated[bool, Role.SCORE] = False
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.towers = tuple(dict.fromkeys(self.towers))
+        if not (self.targets and self.towers):
             raise UserError("LoRA.targets and LoRA.towers must not be empty. Use Frozen to train nothing.")
 
     @override
@@ -208,19 +203,19 @@ class Adapter(Tuning):
 
     Its last layer starts at zero, so that the features start unchanged.
 
-    Args:
+    Attributes:
         bottleneck: width of the hidden layer.
         towers: towers whose blocks get an adapter.
     """
 
-    def __init__(
-        self,
-        bottleneck: Annotated[Count, Role.SCORE] = 64,
-        towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video"),
-    ) -> None:
-        self.bottleneck, self.towers = bottleneck, tuple(dict.fromkeys(towers))
-        check(self)
-        if not towers:
+    bottleneck: Annotated[Count, Role.SCORE] = 64
+    towers: Annotated[tuple[Tower, ...], Role.SCORE] = ("text", "video")
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.towers = tuple(dict.fromkeys(self.towers))
+        if not self.towers:
             raise UserError("Adapter.towers must not be empty. Use Frozen to train nothing.")
 
     @override

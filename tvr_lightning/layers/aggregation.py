@@ -34,12 +34,11 @@ class Aggregation(ConfigVariant, ABC):
 class SoftmaxAggregation(Aggregation):
     """Softmax aggregation without a matrix (TC-MGC, Table 4).
 
-    Args:
+    Attributes:
         softmax_lambda: factor inside the softmax.
     """
 
-    def __init__(self, softmax_lambda: Positive = 100.0) -> None:
-        self.softmax_lambda = softmax_lambda
+    softmax_lambda: Positive = 100.0
 
     @override
     def total(self, similarities: Tensor, logits: Tensor, matrix: Tensor | None, dim: int, whole: bool) -> Tensor:

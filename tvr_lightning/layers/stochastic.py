@@ -1,7 +1,7 @@
 """Text as a region rather than a point: radius, samples, and support vector of T-MASS, also used by GAID."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ Trials = Count | Literal["mean"]
 class Prior(ConfigVariant, ABC):
     """Distribution of the samples sigma, such as (B, D) (T-MASS, modules/stochastic_module.py)."""
 
-    mean: float
+    mean: ClassVar[float]
     """Expected value of a sample."""
 
     @abstractmethod
@@ -37,14 +37,12 @@ class Uniform(Prior):
 class Normal(Prior):
     """Normal distribution N(0, std^2) (the papers).
 
-    Args:
+    Attributes:
         std: standard deviation.
     """
 
     mean = 0.0
-
-    def __init__(self, std: Positive = 1.0) -> None:
-        self.std = std
+    std: Positive = 1.0
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Return normal samples of any shape on the CPU."""

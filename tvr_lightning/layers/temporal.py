@@ -176,12 +176,11 @@ class MeanP(TemporalHeader):
 class SeqTransf(TemporalHeader):
     """Transformer, initialized from the text transformer of the encoder.
 
-    Args:
+    Attributes:
         blocks: number of blocks (CLIP4Clip, X-CLIP and DRL, released: cross_num_hidden_layers 4).
     """
 
-    def __init__(self, blocks: Count = 4) -> None:
-        self.blocks = blocks
+    blocks: Count = 4
 
     @override
     def module(self, encoder: Encoder, frames: int) -> TemporalTransformer | None:
@@ -191,13 +190,12 @@ class SeqTransf(TemporalHeader):
 class SeqLSTM(TemporalHeader):
     """LSTM over the frames.
 
-    Args:
+    Attributes:
         layers: number of stacked layers (CLIP4Clip, released: 1).
     """
 
     # Not named `blocks`, because a recipe with a transformer would pass its number to an LSTM overlay.
-    def __init__(self, layers: Count = 1) -> None:
-        self.layers = layers
+    layers: Count = 1
 
     @override
     def module(self, encoder: Encoder, frames: int) -> TemporalLSTM:

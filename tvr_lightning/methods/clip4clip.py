@@ -44,12 +44,11 @@ from tvr_lightning.option_types import Count, Options, variant
 class TightTransf(SimilarityHeader):
     """Cross encoder for each pair of sentence and frames. It runs a transformer for every pair.
 
-    Args:
+    Attributes:
         blocks: number of blocks (released: cross_num_hidden_layers 4).
     """
 
-    def __init__(self, blocks: Count = 4) -> None:
-        self.blocks = blocks
+    blocks: Count = 4
 
 
 @dataclass

@@ -46,27 +46,22 @@ class DotProduct(DRLInteraction):
 class TokenWise(DRLInteraction):
     """Mean over the best matches of all tokens (TI).
 
-    Args:
+    Attributes:
         mask_fill: value of padded tokens in the maxima: `zero` (released); `exclude` leaves them out.
     """
 
-    def __init__(self, mask_fill: MaskFill = "zero") -> None:
-        self.mask_fill = mask_fill
+    mask_fill: MaskFill = "zero"
 
 
 class WeightedTokenWise(TokenWise):
     """Weighted sum over the best matches of all tokens, with learned weights (WTI).
 
-    Args:
+    Attributes:
         weight_layers: number of linear layers of the weighting networks (released: --wti_arch 2).
         mask_fill: same as in `TokenWise`.
     """
 
-    def __init__(
-        self, weight_layers: Annotated[int, Range(at_least=1, at_most=3)] = 2, mask_fill: MaskFill = "zero"
-    ) -> None:
-        super().__init__(mask_fill)
-        self.weight_layers = weight_layers
+    weight_layers: Annotated[int, Range(at_least=1, at_most=3)] = 2
 
 
 class DRLDecorrelation(ConfigVariant):
@@ -80,7 +75,7 @@ class NoDecorrelation(DRLDecorrelation):
 class ChannelDecorrelation(DRLDecorrelation):
     """Channel decorrelation regularization (CDCR): correlations of the channels of matching words and frames.
 
-    Args:
+    Attributes:
         tokens: tokens that are correlated. `random`: one of each text and one of each video (released: --cdcr 1).
             `matched`: every word with its best frame, every frame with its best word (--cdcr 2). `weighted`: the same,
             weighted as in WTI (--cdcr 3, the released default).
@@ -89,17 +84,10 @@ class ChannelDecorrelation(DRLDecorrelation):
         off_diagonal: weight a2 of the sum of the other C_kl^2 (released: --cdcr_alpha2 0.06; published commands: 0).
     """
 
-    def __init__(
-        self,
-        tokens: DecorrelationTokens = "weighted",
-        weight: NotNegative = 0.001,
-        on_diagonal: NotNegative = 1.0,
-        off_diagonal: NotNegative = 0.06,
-    ) -> None:
-        self.tokens = tokens
-        self.weight = weight
-        self.on_diagonal = on_diagonal
-        self.off_diagonal = off_diagonal
+    tokens: DecorrelationTokens = "weighted"
+    weight: NotNegative = 0.001
+    on_diagonal: NotNegative = 1.0
+    off_diagonal: NotNegative = 0.06
 
 
 @dataclass

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from tvr_lightning.option_types import ConfigVariant
+
 
 def plain_options(value: Any) -> Any:
     """Return options as dicts, lists, text and numbers, so that checkpoints contain no objects.
@@ -16,7 +18,7 @@ def plain_options(value: Any) -> Any:
     Modules and functions are removed from dicts, because they have no text form. An object of another class becomes its
     class_path with init_args, as in recipes: those arguments of its constructor that it stores under the same names.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, ConfigVariant | type):
         return plain_options({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
         code = nn.Module | type | functools.partial

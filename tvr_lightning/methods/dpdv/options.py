@@ -6,7 +6,7 @@ Sources are equations and tables of the paper (anonymous submission, without cod
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from typing_extensions import override
 
@@ -28,7 +28,7 @@ token itself included, and the distance of the densest token is the largest dist
 class PatchReduction(ConfigVariant):
     """Reduction of the patches of a frame (Table S10)."""
 
-    per_frame: int | None = None
+    per_frame: ClassVar[int | None] = None
     """Number of remaining patches, or None if it depends on the frames."""
 
 
@@ -45,12 +45,11 @@ class AveragePatches(PatchReduction):
 class SelectedPatches(PatchReduction):
     """Selection of a few patches, in addition to CLS (Table S10, "UCoFiA").
 
-    Args:
+    Attributes:
         selection: patch selection; UCoFiA's by default.
     """
 
-    def __init__(self, selection: PatchSelection | None = None) -> None:
-        self.selection = selection or PatchSelection()
+    selection: PatchSelection = field(default_factory=PatchSelection)
 
     @property
     @override
@@ -61,7 +60,7 @@ class SelectedPatches(PatchReduction):
 class PatchMerging(PatchReduction):
     """Clustering and merging of the patches, stage by stage (section 3.3).
 
-    Args:
+    Attributes:
         ratio: share of the patches that a stage keeps as centers, rounded up (Table S10): .5 reduces 49 to 25, 13, 7
             and .75 to 37, 28, 21. Its row ".25" (49 to 4, 1, 1) is not a quarter: .0625 gives it.
         stages: number of merging stages (Table S10).
@@ -74,23 +73,13 @@ class PatchMerging(PatchReduction):
             key and value") or the `merged` ones (HBI's released code).
     """
 
-    def __init__(
-        self,
-        ratio: Annotated[float, Range(above=0, at_most=1)] = 0.5,
-        stages: Count = 3,
-        neighbours: Count = 3,
-        density: DensityRule = "paper",
-        weights: Literal["mean", "scored"] = "mean",
-        heads: Count = 8,
-        keys: Literal["previous", "merged"] = "previous",
-    ) -> None:
-        self.ratio = ratio
-        self.stages = stages
-        self.neighbours = neighbours
-        self.density = density
-        self.weights = weights
-        self.heads = heads
-        self.keys = keys
+    ratio: Annotated[float, Range(above=0, at_most=1)] = 0.5
+    stages: Count = 3
+    neighbours: Count = 3
+    density: DensityRule = "paper"
+    weights: Literal["mean", "scored"] = "mean"
+    heads: Count = 8
+    keys: Literal["previous", "merged"] = "previous"
 
     def schedule(self, patches: int) -> list[int]:
         """Return the number of patches after each stage: 49 at .5 gives [25, 13, 7]."""

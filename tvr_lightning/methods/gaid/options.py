@@ -24,26 +24,20 @@ class NoFusion(Fusion):
 class GatedFusion(Fusion):
     """Gated fusion, which mixes audio into every frame (Eqs. 1-2).
 
-    Args:
+    Attributes:
         level: one gate per `frame`, per `sample`, or per `token` (dimension) (Table 5).
         text: text that controls the gate in training: the `query` of every pair (Eq. 1), only the `paired` caption
             (model/clip_stochastic.py), or `none`. Evaluation uses the query, or no text after training with none.
     """
 
-    def __init__(
-        self,
-        level: Literal["sample", "frame", "token"] = "frame",
-        text: Literal["query", "paired", "none"] = "query",
-    ) -> None:
-        self.level = level
-        self.text = text
+    level: Literal["sample", "frame", "token"] = "frame"
+    text: Literal["query", "paired", "none"] = "query"
 
 
 class Perturbation(ConfigVariant):
     """Perturbation of texts."""
 
-    prior: Prior
-    support_weight: float = 0.0
+    support_weight = 0.0
 
 
 class NoPerturbation(Perturbation):
@@ -53,34 +47,27 @@ class NoPerturbation(Perturbation):
 class DASP(Perturbation):
     """Directional adaptive semantic perturbation (Eqs. 4-5).
 
-    Args:
+    Attributes:
         prior: prior of sigma in training; `Uniform` by default.
         support_weight: lambda of Eq. 10 (Table 8); 0 omits the support texts.
     """
 
-    def __init__(self, prior: Prior | None = None, support_weight: SupportWeight = 0.8) -> None:
-        self.prior = prior or Uniform()
-        self.support_weight = support_weight
+    prior: Prior = variant(Uniform)
+    support_weight: SupportWeight = 0.8
 
 
 class STP(Perturbation):
     """Stochastic text perturbation, the best of several trials, as in T-MASS (Eq. 3).
 
-    Args:
+    Attributes:
         prior: prior of sigma; `Uniform` by default.
         trials: number of samples in evaluation, or `mean`.
         support_weight: lambda of Eq. 10.
     """
 
-    def __init__(
-        self,
-        prior: Prior | None = None,
-        trials: Trials = 20,
-        support_weight: SupportWeight = 0.8,
-    ) -> None:
-        self.prior = prior or Uniform()
-        self.trials = trials
-        self.support_weight = support_weight
+    prior: Prior = variant(Uniform)
+    trials: Trials = 20
+    support_weight: SupportWeight = 0.8
 
 
 @dataclass

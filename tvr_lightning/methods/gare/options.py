@@ -31,12 +31,11 @@ class Pooling(ConfigVariant):
 class TextPooling(Pooling):
     """Weighted mean of the frames, with weights from their inner products with the text (modeling.py).
 
-    Args:
+    Attributes:
         temperature: divisor of the inner products (released script: --temp 3).
     """
 
-    def __init__(self, temperature: Positive = 3.0) -> None:
-        self.temperature = temperature
+    temperature: Positive = 3.0
 
 
 class MeanPooling(Pooling):
@@ -46,8 +45,8 @@ class MeanPooling(Pooling):
 class Increment(ConfigVariant):
     """Increment that is added to the text or the video of every pair."""
 
-    corrected: Side = "text"
-    dropout: float = 0.0
+    corrected = "text"
+    dropout = 0.0
 
     @property
     def words(self) -> bool:
@@ -62,7 +61,7 @@ class NoIncrement(Increment):
 class GapIncrement(Increment):
     """Increment from the gap of video and text, which is the query of psi (Eq. 7).
 
-    Args:
+    Attributes:
         corrected: side that the increment is added to (Table 7).
         context: features that psi attends to, `frames` (V_frame), including padding as in the released code
             (psi_module.py), or `words` (T_word), without padding (Table 4).
@@ -70,17 +69,10 @@ class GapIncrement(Increment):
         dropout: dropout rate of the elements inside psi in training (psi_module.py).
     """
 
-    def __init__(
-        self,
-        corrected: Side = "text",
-        context: Literal["frames", "words"] = "frames",
-        sign: Literal[1, -1] = 1,
-        dropout: Dropout = 0.3,
-    ) -> None:
-        self.corrected = corrected
-        self.context = context
-        self.sign = sign
-        self.dropout = dropout
+    corrected: Side = "text"
+    context: Literal["frames", "words"] = "frames"
+    sign: Literal[1, -1] = 1
+    dropout: Dropout = 0.3
 
 
 class TextIncrement(Increment):
@@ -88,12 +80,11 @@ class TextIncrement(Increment):
 
     Its length is exp(linear(cosines of the text with the frames)).
 
-    Args:
+    Attributes:
         dropout: same as in `GapIncrement`.
     """
 
-    def __init__(self, dropout: Dropout = 0.3) -> None:
-        self.dropout = dropout
+    dropout: Dropout = 0.3
 
 
 @dataclass
@@ -124,12 +115,11 @@ class Bottleneck(Options):
 class Regularization(ConfigVariant):
     """Regularization of the increments.
 
-    Args:
+    Attributes:
         weight: lambda_eps or lambda_dir; 0 omits the term (appendix F; modeling.py).
     """
 
-    def __init__(self, weight: NotNegative = 0.01) -> None:
-        self.weight = weight
+    weight: NotNegative = 0.01
 
 
 class NormRegularization(Regularization):
@@ -139,14 +129,12 @@ class NormRegularization(Regularization):
 class Variance(NormRegularization):
     """Negative variance of the lengths (Eq. 10).
 
-    Args:
+    Attributes:
         weight: lambda_eps; 0 omits the term.
         floor: lambda, the variance above which there is no further reward (Fig. 5; modeling.py).
     """
 
-    def __init__(self, weight: NotNegative = 0.01, floor: Positive = 0.5) -> None:
-        super().__init__(weight)
-        self.floor = floor
+    floor: Positive = 0.5
 
 
 class LogSumExp(NormRegularization):
@@ -160,14 +148,12 @@ class DirectionRegularization(Regularization):
 class LogMeanExp(DirectionRegularization):
     """Logarithm of the mean agreement (Eq. 11).
 
-    Args:
+    Attributes:
         weight: lambda_dir; 0 omits the term.
         alpha: scale of the agreement (Table 8; section 3.1).
     """
 
-    def __init__(self, weight: NotNegative = 0.01, alpha: Positive = 2.0) -> None:
-        super().__init__(weight)
-        self.alpha = alpha
+    alpha: Positive = 2.0
 
 
 class Orthogonal(DirectionRegularization):
