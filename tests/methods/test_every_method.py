@@ -53,7 +53,7 @@ VARIANTS = {
     DRL: [
         {"temporal_encoder": SeqTransf(2)},
         {
-            "interaction": WeightedTokenWise(3, "exclude"), "temporal_encoder": SeqTransf(1),
+            "interaction": WeightedTokenWise("exclude", 3), "temporal_encoder": SeqTransf(1),
             "decorrelation": ChannelDecorrelation("random", 0.5),
         },
         {

@@ -92,7 +92,7 @@ def similarity_header(tensors: Tensors, header: SimilarityHeader, words: int) ->
 def drl(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:
     """Return the options of DRL with WTI; the released wti_arch is the number of layers of the weighting networks."""
     layers = sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in tensors)
-    return {"temporal_encoder": header, "interaction": WeightedTokenWise(layers)}
+    return {"temporal_encoder": header, "interaction": WeightedTokenWise(weight_layers=layers)}
 
 
 def tcmgc(tensors: Tensors, header: SimilarityHeader, words: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def compute_drl(case):
     interactions = {"ti": TokenWise(), "dp": DotProduct()}
     heads = {name: DRLHead(words.shape[-1], interaction) for name, interaction in interactions.items()}
     if layers:
-        heads["wti"] = load_head(DRLHead(words.shape[-1], WeightedTokenWise(layers)), case, names.DRL)
+        heads["wti"] = load_head(DRLHead(words.shape[-1], WeightedTokenWise(weight_layers=layers)), case, names.DRL)
     found = {f"similarity.{name}": head(text, video).similarity for name, head in heads.items()}
     head = heads["wti" if layers else "ti"]
     own_words, own_frames = head.prepare(text, video)
