@@ -17,18 +17,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform,
 from tvr_lightning.errors import UserError
 
 K = TypeVar("K", bound="ConfigVariant")
-JSON_TYPES = {
-    types.NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
-    tuple: "array", dict: "object",
+KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "null": ("null", (types.NoneType,)), "boolean": ("true or false", (bool,)), "integer": ("a whole number", (int,)),
+    "number": ("a number", (float, int)), "string": ("text", (str,)), "array": ("a list", (list, tuple)),
+    "object": ("named options", (dict,)),
 }  # fmt: skip
-PYTHON_TYPES: dict[str, Any] = {
-    "null": types.NoneType, "boolean": bool, "integer": int, "number": int | float, "string": str,
-    "array": list | tuple, "object": dict,
-}  # fmt: skip
-NAMES = {
-    "null": "null", "boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text",
-    "array": "a list", "object": "named options",
-}  # fmt: skip
+"""Types of JSON: in words, and as types of Python."""
 BOUNDS = {"above": "exclusiveMinimum", "at_least": "minimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 COMPARISONS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
@@ -199,7 +193,8 @@ def schema_of(hint: Any, of_class: Callable[[Any], dict[str, Any]]) -> dict[str,
         return {"type": "array", "prefixItems": [schema_of(argument, of_class) for argument in arguments]}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema_of(arguments[1], of_class)}
-    return {"type": JSON_TYPES[hint]} if isinstance(hint, type) and hint in JSON_TYPES else of_class(hint)
+    kind = next((kind for kind, (_, types) in KINDS.items() if hint in types), None)
+    return {"type": kind} if kind else of_class(hint)
 
 
 def alternatives(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -238,7 +233,7 @@ def _has_type(node: dict[str, Any], value: Any) -> bool:
     kind = node.get("type")
     if kind is None:
         return "$ref" not in node
-    if not isinstance(value, PYTHON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    if not isinstance(value, KINDS[kind][1]) or (isinstance(value, bool) and kind != "boolean"):
         return False
     if kind == "string":
         return re.search(node.get("pattern", ""), value) is not None
@@ -265,5 +260,5 @@ def _words(node: dict[str, Any], option: dict[str, Any]) -> list[str]:
     if "class" in node or "$ref" in node:
         name = node["class"].__name__ if "class" in node else node["$ref"].rpartition("/")[2]
         return [f"{'an' if name[0] in 'AEIO' else 'a'} {name}"]
-    name, limits = NAMES[node["type"]], str(_range(node))
+    name, limits = KINDS[node["type"]][0], str(_range(node))
     return [f"{name} ({limits})" if limits else name]

@@ -719,7 +719,7 @@ def test_the_table_and_the_results_of_a_test_state_its_audit(synthetic, tmp_path
 
 
 def test_audits_that_are_too_small_or_take_too_long_are_refused(data, build):
-    with pytest.raises(ValueError, match=r"evaluation\.audit must be at least 4, or 0 for no audit, not 3"):
+    with pytest.raises(ValueError, match=r"EvaluationConfig\.audit is 3; expected a whole number \(at least 4\) or 0"):
         EvaluationConfig(audit=3)
     with pytest.raises(UserError, match="did not end within 0 s"):
         audit_method(build(CLIP4Clip), data, seconds=0.0)

@@ -56,9 +56,9 @@ def test_an_unknown_option_or_class_is_named_with_the_available_ones(option, val
 
 
 def test_an_error_in_a_constructor_is_printed_in_one_line(msrvtt, capsys):
-    assert main(["fit", *RECIPE, f"--data.init_args.root={msrvtt}", f"--{MODEL}.evaluation.audit=2"]) == 2
+    assert main(["fit", *RECIPE, f"--data.init_args.root={msrvtt}", f"--{MODEL}.evaluation.recall=[5, 1]"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tvr: ")]
-    assert line.startswith("tvr: evaluation.audit must be at least 4, or 0 for no audit, not 2")
+    assert line.startswith("tvr: evaluation.recall is [5, 1]; it must be ascending numbers of at least 1")
     assert "Namespace" not in line
 
 

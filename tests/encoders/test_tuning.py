@@ -79,7 +79,8 @@ def test_fine_tuning_trains_the_matching_weights():
     bitfit = patterns("tuning/bitfit")
     assert trained(method(bitfit).encoder) == {name for name in everything if name.endswith("bias")}
     assert rates(bitfit) == {"method": 1.0, "encoder": 0.1, "tuning": 1.0}  # encoder: the logit scale
-    assert {tuple(patterns(name).train) for name in ("clip4clip", "ncl", "tcmgc", "ucofia", "xclip")} == {FROM_THE_BLOCKS_ON}
+    for name in ("clip4clip", "ncl", "tcmgc", "ucofia", "xclip"):
+        assert tuple(patterns(name).train) == FROM_THE_BLOCKS_ON
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 9])

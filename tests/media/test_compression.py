@@ -135,7 +135,7 @@ def test_a_copy_that_differs_from_what_was_written_is_an_error(copied, tmp_path)
     [
         ({"fps": 0}, "fps is 0"),
         ({"size": 8}, "size is 8"),
-        ({"frames": "png"}, "must be one of h264, jpeg"),
+        ({"frames": "png"}, "frames is .png.; expected h264 or jpeg"),
         *(({"like": "clip4clip", **other}, "like") for other in ({"fps": 4}, {"interpolation": "bilinear"})),
     ],
 )

@@ -11,7 +11,7 @@ from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Union, get_args
+from typing import Any
 
 import jsonargparse
 import torch
@@ -93,11 +93,6 @@ def recipe_parser() -> ArgumentParser:
     seed = "seed of the run; true for a random one, false for none"
     parser.add_argument("--seed_everything", type=bool | int, default=0, help=seed)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, sub_configs=True)
-    # typing caches Lightning's Union[int, float] in either order, but 1 is one batch, and 1.0 are all of them.
-    for action in parser._actions:
-        kinds = get_args(getattr(action, "_typehint", None))
-        if int in kinds and float in kinds:
-            action._typehint = Union[int, *(kind for kind in kinds if kind is not int)]  # type: ignore[attr-defined]
     parser.set_defaults({"trainer.use_distributed_sampler": False, "trainer.num_sanity_val_steps": 0})
     for section, kind in CLASSES.items():
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)
@@ -173,6 +168,9 @@ class Recipe:
             if asked := [option for option, _ in split_options(overrides) if option == "print_config"]:
                 parser.parse_args([f"--config={json.dumps(values)}", f"--{asked[0]}"])  # prints them and exits
             recipe = cls(parser.parse_object(values), trained)
+            # The parser may turn 1, one batch, into 1.0, all of them: typing caches a union in the order of its first use.
+            whole = {name: value for name, value in values.get("trainer", {}).items() if type(value) is int}
+            recipe.config.trainer.update(Namespace(whole))
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:

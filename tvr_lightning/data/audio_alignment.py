@@ -14,7 +14,7 @@ from torch import Tensor
 from tvr_lightning.data.batch import AudioInput, Media
 from tvr_lightning.media.audio import SAMPLE_RATE, STEP_SAMPLES, STEPS_PER_SECOND, AudioTrack, read_audio
 from tvr_lightning.media.video import DecodedClip
-from tvr_lightning.option_types import Range, check
+from tvr_lightning.option_types import Options, Range
 
 AudioKind = Literal["whisper", "wav2vec2"]
 AudioAlignment = Literal["duration", "clip30"]
@@ -29,8 +29,8 @@ SHORTEST_WAVEFORM = 400
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
-@dataclass(frozen=True)
-class AudioOptions:
+@dataclass
+class AudioOptions(Options):
     """Settings for the input of the audio encoder and the alignment of its vectors with the frames.
 
     Attributes:
@@ -46,9 +46,6 @@ class AudioOptions:
     kind: AudioKind
     align: AudioAlignment = "duration"
     seconds: AudioSeconds = 60.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def windows(self) -> int:

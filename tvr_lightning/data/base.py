@@ -73,7 +73,7 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         root: Annotated[str | None, Role.MACHINE, Role.FILE] = None,
         frames: Annotated[Count, Role.READING] = 12,
         words: Annotated[int, Range(at_least=3), Role.READING] = 32,
-        image_size: Annotated[int, Role.READING] = 224,
+        image_size: Annotated[Count, Role.READING] = 224,
         resize_mode: Annotated[ResizeMode, Role.READING] = "shortest",
         interpolation: Annotated[Interpolation, Role.READING] = "bicubic",
         antialias: Annotated[bool, Role.READING] = True,

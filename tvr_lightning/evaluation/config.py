@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 
@@ -68,7 +68,7 @@ class EvaluationConfig(Options):
     normalization: Normalizer | None = None
     bank_size: Count = 16384
     balance: bool = False
-    audit: int = 64
+    audit: Annotated[int, Range(at_least=4)] | Literal[0] = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,5 +81,3 @@ class EvaluationConfig(Options):
             raise UserError(f"evaluation.metrics has several metrics with one name ({', '.join(names)}). Rename one.")
         if any(metric.direction != "text-to-video" for metric in self.metrics):
             raise UserError("evaluation.metrics are computed in both directions. Remove `direction` from them.")
-        if self.audit and self.audit < 4:
-            raise UserError(f"evaluation.audit must be at least 4, or 0 for no audit, not {self.audit}")

@@ -26,7 +26,7 @@ from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, op
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import frames_at_rate, probe
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, Range, check
+from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, Options, Range
 
 CRF = 18
 JPEG_QUALITY = 90
@@ -34,8 +34,8 @@ _TICKS = 30_000  # ticks per frame in the copy's time base, so that the last fra
 _COPIED_AUDIO = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")  # codecs that mp4 supports
 
 
-@dataclass(frozen=True)
-class Compression:
+@dataclass
+class Compression(Options):
     """Settings for making copies. Raise UserError if an option is out of range or contradicts `like`."""
 
     fps: Count = FPS
@@ -45,7 +45,7 @@ class Compression:
     like: CopiesLike | None = None  # authors whose script defines the frames; all other options keep their defaults
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.like and replace(self, like=None) != Compression():
             fixed = f"{FPS} fps, {SIZE} pixels and h264"
             raise UserError(f"--like {self.like} sets {fixed}. Omit --fps, --size and --frames.")

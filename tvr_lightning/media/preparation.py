@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from tvr_lightning.option_types import Count, check
+from tvr_lightning.option_types import Count, Options
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -33,8 +33,8 @@ _MODES = {
 }
 
 
-@dataclass(frozen=True)
-class Preparation:
+@dataclass
+class Preparation(Options):
     """Size, filter, and mode of the resizing that an image encoder was trained with.
 
     Identical to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
@@ -46,9 +46,6 @@ class Preparation:
     interpolation: Interpolation = "bicubic"
     resize_mode: ResizeMode = "shortest"
     antialias: bool = True
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as (S, S, 3)."""
