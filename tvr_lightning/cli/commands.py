@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,6 +126,8 @@ class CommandParser(argparse.ArgumentParser):
 def parse(command: Command, words: Sequence[str]) -> dict[str, Any]:
     """Return the values of a command's arguments; `overrides` has `--option=value` for each option of recipes."""
     parser = CommandParser(command)
+    text = "\0".join(words)
+    words = re.sub(r"(^|\0)(--[^=\0]+)\0(-\.?\d)", r"\1\2=\3", text).split("\0") if words else []
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     for name in dict.fromkeys(names):
         if name in parser.known:

@@ -62,12 +62,9 @@ def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> N
             raise UserError(MISSING[section])
 
 
-def merge(sources: Iterable[Source], schema: dict[str, Any], check: bool = True) -> dict[str, Any]:
-    """Return the values of all sources, later ones on top; refuse what the schema does not allow, and name what is.
-
-    Without `check`, nothing is refused.
-    """
-    merger, found = Merger(schema, check), dict[str, Any]()
+def merge(sources: Iterable[Source], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of all sources, later ones on top; refuse what the schema does not allow, and name what is."""
+    merger, found = Merger(schema), dict[str, Any]()
     for source in sources:
         try:
             found = merger.merged(found, source.content)
@@ -114,14 +111,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
 class Merger:
     """Options on top of others, compared with the schema. A class that replaces another keeps the options that fit."""
 
-    def __init__(self, schema: dict[str, Any], check: bool = True) -> None:
-        self.schema, self.check = schema, check
+    def __init__(self, schema: dict[str, Any]) -> None:
         self.sections = schema["properties"]
         self.definitions = schema.get("$defs", {})
 
     def merged(self, under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         """Return the sections and options of the top level of two recipes."""
-        for name in over if self.check else ():
+        for name in over:
             if name.removesuffix("+") not in self.sections:
                 near = self.similar(name)
                 meant = f"Did you mean {near[0]}?" if near else nearest(name, self.sections)
@@ -164,8 +160,7 @@ class Merger:
                 over = read_yaml(over)
             else:
                 return str(over)
-        if self.check:
-            check_value(where, node, over)
+        check_value(where, node, over)
         return over
 
     def section(self, where: str, classes: dict[str, Any], under: Any, over: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +179,7 @@ class Merger:
         elif short_name(before) != short_name(named):
             kept = {key: item for key, item in kept.items() if key in known and self.fits(known[key], item)}
         for option in given:
-            if self.check and classes and known and option.removesuffix("+") not in known:
+            if classes and known and option.removesuffix("+") not in known:
                 having = sorted(other for other, kind in classes.items() if option in _options_of(kind))
                 owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
                 problem = f"{short_name(named)} has no option {option}{owners}. {nearest(option, known)}"
@@ -198,14 +193,14 @@ class Merger:
         module, _, name = named.rpartition(".")
         if name in classes and module.partition(".")[0] in ("", "tvr_lightning"):
             return _options_of(classes[name])
-        if classes and self.check:
+        if classes:
             _check_exists(where, module, name, classes)
-        return _options_of_other(named) if module and self.check else {}
+        return _options_of_other(named) if module else {}
 
     def fits(self, node: dict[str, Any], value: Any) -> bool:
         """Return whether an option allows a value."""
         try:
-            Merger(self.schema).value("", node, None, value)
+            self.value("", node, None, value)
         except UserError:
             return False
         return True
@@ -216,7 +211,7 @@ class Merger:
         for option, value in over.items():
             name = option.removesuffix("+")
             full = f"{where}.{name}" if where else name
-            if self.check and known and name not in known:
+            if known and name not in known:
                 raise UserError(f"{full}: there is no such option. {nearest(name, known)}")
             node = known.get(name, {})
             if option == name:

@@ -168,9 +168,9 @@ class Recipe:
             if asked := [option for option, _ in split_options(overrides) if option == "print_config"]:
                 parser.parse_args([f"--config={json.dumps(values)}", f"--{asked[0]}"])  # prints them and exits
             recipe = cls(parser.parse_object(values), trained)
-            # The parser may turn 1, one batch, into 1.0, all of them: typing caches a union in the order of its first use.
-            whole = {name: value for name, value in values.get("trainer", {}).items() if type(value) is int}
-            recipe.config.trainer.update(Namespace(whole))
+            for name, value in values.get("trainer", {}).items():
+                if type(value) is int:  # the parser may turn 1, one batch, into 1.0, all of them
+                    recipe.config.trainer[name] = value
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:

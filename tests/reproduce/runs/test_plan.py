@@ -100,29 +100,40 @@ def test_a_new_version_of_results_or_audit_changes_the_keys(setting, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("run", "option"),
     [
-        "data: {init_args: {extra_captions: FILE}}",
-        "data: {init_args: {features: FILE}}",
-        "model: {init_args: {audio_encoder: {init_args: {weights: FILE}}}}",
-        "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}",
-        "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}",
-        "model: {init_args: {pretrained: FILE}}",
-        "model: {init_args: {encoder: {init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
-        "model: {init_args: {encoder: {init_args: {tokenizer: FOLDER}}}}",
-        "model: {init_args: {audio_encoder: {init_args: {weights: FOLDER}}}}",
+        ("gare-1/gare", "data: {init_args: {extra_captions: FILE}}"),
+        ("gare-1/gare", "data: {init_args: {features: FILE}}"),
+        (
+            "gaid-1/gaid",
+            "model: {init_args: {audio_encoder: {class_path: WhisperEncoder, init_args: {weights: FILE}}}}",
+        ),
+        ("gare-1/gare", "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}"),
+        ("gare-1/gare", "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}"),
+        ("dpdv-s4/dpdv-vqa", "model: {init_args: {pretrained: FILE}}"),
+        (
+            "gare-1/gare",
+            "model: {init_args: {encoder: {class_path: ClipEncoder, "
+            "init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
+        ),
+        ("gare-1/gare", "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {tokenizer: FOLDER}}}}"),
+        (
+            "gaid-1/gaid",
+            "model: {init_args: {audio_encoder: {class_path: WhisperEncoder, init_args: {weights: FOLDER}}}}",
+        ),
     ],
 )
-def test_the_key_covers_the_content_of_files_in_options(setting, tmp_path, option):
+def test_the_key_covers_the_content_of_files_in_options(setting, tmp_path, run, option):
     file, overlay = tmp_path / "model" / "open_clip_model.safetensors", tmp_path / "overlay.yaml"
     file.parent.mkdir()
     overlay.write_text(option.replace("FILE", str(file)).replace("FOLDER", str(file.parent)))
     keys, fingerprints = set(), set()
     for content in ("weights", "WEIGHTS"):  # of the same size
         file.write_text(content)
-        (run,) = runs_of(plan(replace(setting, overlay=overlay), "gare-1", only=["gare"]), "gare-1/gare")
-        keys.add(run.key)
-        fingerprints.add(run.fingerprints["files"])
+        planned = plan(replace(setting, overlay=overlay), run.partition("/")[0], only=[run])
+        (one,) = runs_of(planned, run)
+        keys.add(one.key)
+        fingerprints.add(one.fingerprints["files"])
     assert len(keys) == 2
     assert "FOLDER" in option or (len(fingerprints) == 2 and "none" not in fingerprints)
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
@@ -20,6 +20,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Role, roles_of
 from tvr_lightning.reproduce.tables import TableRecipe, TableRun
+from tvr_lightning.training.options import flat_options
 
 # Raise it when a change to the code may change results: all finished runs are then made again.
 RESULTS_VERSION = 1
@@ -151,7 +152,14 @@ def _plan_run(
     files = [*files, *([overlay] if overlay else [])]
     recipe = resolve(files, own)
     dataset = _dataset(name, recipe).directory
-    read = dict(_files_read(recipe, options_with(Role.FILE) - {"root"}))
+    named = options_with(Role.FILE) - {"root"}
+    read = {
+        option: found
+        for section, content in recipe.items()
+        for option, value in flat_options(section, content)
+        if option.rpartition(".")[2] in named
+        and (found := file_fingerprint(str(value), not option.startswith("data."))) is not None
+    }
     if setting.fixture_videos is None:
         data, weights = data_fingerprint(setting.root / dataset), lookup(recipe, WEIGHTS)
         tag = "random" if weights in (None, "none") else f"tag {weights}"
@@ -193,7 +201,7 @@ def digest(*parts: Any) -> str:
 def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of recipes, later ones over earlier ones, with nested settings over all of them."""
     sources = [Source(f"--config {path}: ", _read(path, path.stat().st_mtime_ns)) for path in recipes]
-    return merge([*sources, Source("", dict(settings))], _schema(), check=False)  # each run checks its own
+    return merge([*sources, Source("", dict(settings))], _schema())
 
 
 @cache
@@ -216,15 +224,6 @@ def lookup(recipe: Any, option: str) -> Any:
     for name in option.split("."):
         recipe = recipe.get(name) if isinstance(recipe, dict) else None
     return recipe
-
-
-def _files_read(section: Mapping[str, Any], options: Set[str], name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the options of a recipe that name a file or folder, and its digest."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _files_read(value, options, f"{name}{key}.")
-        elif key in options and (found := file_fingerprint(str(value), not name.startswith("data."))) is not None:
-            yield f"{name}{key}", found
 
 
 def file_fingerprint(name: str, every_file: bool) -> str | None:
