@@ -170,10 +170,10 @@ def check(options: object, /, **elsewhere: Any) -> None:
     values = vars(options) | elsewhere
     for name, hint in hints_of(type(options)).items():
         if name in values:
-            check_value(f"{type(options).__name__}.{name}", schema_of(hint, _instance), values[name])
+            check_value(f"{type(options).__name__}.{name}", schema_of(hint), values[name])
 
 
-def schema_of(hint: Any, of_class: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def schema_of(hint: Any, of_class: Callable[[Any], dict[str, Any]] = _instance) -> dict[str, Any]:
     """Return the values that a type allows as a JSON schema; `of_class` returns that of a class or an unusual type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from tvr_lightning.option_types import Count, Options
+from tvr_lightning.option_types import Count, check
 
 Interpolation = Literal["bicubic", "bilinear"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -33,8 +33,8 @@ _MODES = {
 }
 
 
-@dataclass
-class Preparation(Options):
+@dataclass(frozen=True)
+class Preparation:
     """Size, filter, and mode of the resizing that an image encoder was trained with.
 
     Identical to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
@@ -46,6 +46,9 @@ class Preparation(Options):
     interpolation: Interpolation = "bicubic"
     resize_mode: ResizeMode = "shortest"
     antialias: bool = True
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as (S, S, 3)."""

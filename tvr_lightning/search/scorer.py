@@ -1,7 +1,6 @@
 """A trained method as search uses it: reading videos, encoding texts and videos, scoring."""
 
 import dataclasses
-import re
 from argparse import ArgumentError
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tvr_lightning.config.check import Source, merge
+from tvr_lightning.config.recipe import recipe_schema
 from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, audio_input, clip_media
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.readers import frame_fingerprint
@@ -29,7 +30,7 @@ from tvr_lightning.media.preparation import FrameTransform
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.option_types import FrameSampling
+from tvr_lightning.option_types import FrameSampling, check_value, schema_of
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint
 from tvr_lightning.training.checkpoints import (
@@ -159,7 +160,7 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
 
 def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModule, dict[str, Any]]:
     saved = read_checkpoint(path)
-    data: dict[str, Any] = trusted_sections(path, saved, trusted)["data"]["init_args"]
+    sections = trusted_sections(path, saved, trusted)
     class_path = saved["hyper_parameters"].get("_class_path")
     if class_path is None:
         raise CheckpointError(
@@ -169,6 +170,9 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     kind = find_class(path, str(class_path))
     if not issubclass(kind, RetrievalModule):
         raise CheckpointError(f"{path} contains {class_path}, but searching needs the checkpoint of a retrieval method")
+    data = sections["data"]["init_args"]
+    check_value(f"{path}: sampling", schema_of(FrameSampling | None), data.get("sampling"))  # the class may be missing
+    merge([Source(f"{path}: ", sections)], recipe_schema())
     try:
         with nullcontext() if FROZEN in saved else weights_follow():
             module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
@@ -177,14 +181,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     except MissingWeightsError:
         raise
     except (ArgumentError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
-        found = re.findall(r'Parser key "(\w+)":\n +(Expected .*)', str(error))  # the option, in jsonargparse's report
-        reason = ": ".join(found[-1]) if found else said
+        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:500]
         raise CheckpointError(f"{path}: {class_path} cannot be built with the recorded options: {reason}") from error
-    if data.get("sampling") and data["sampling"] not in get_args(FrameSampling):
-        raise CheckpointError(
-            f"{path}: sampling is {data['sampling']!r}; expected {', '.join(get_args(FrameSampling))}"
-        )
     return module, data
 
 

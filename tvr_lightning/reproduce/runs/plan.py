@@ -91,13 +91,15 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
     if unknown := set(only) - known.keys() - {run.name for _, run in known.values()}:
         raise UserError(f"--only {min(unknown)!r} is not a run of these tables. Available: {', '.join(sorted(known))}")
     for claim, (table, run) in known.items():
-        omitted = setting.share == "features" and run.backbone is not None
-        if not omitted and (not only or run.name in only or claim in only):
+        # The recipes of sharing are for retrieval, and features are those of one backbone.
+        omitted = {"nothing": None, "encoder": run.on_fixture, "features": run.on_fixture or run.backbone}
+        if omitted[setting.share] is None and (not only or run.name in only or claim in only):
             for seed in setting.seeds or (None,):
                 _add(plan, table, run, seed)
     if only and not plan.runs:
         raise UserError(
-            f"--only {', '.join(only)} leaves no runs, since --share features omits runs with other backbones"
+            f"--only {', '.join(only)} leaves no runs, since --share {setting.share} omits question answering, and "
+            "--share features also other backbones"
         )
     return plan
 
