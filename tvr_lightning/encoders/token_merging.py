@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import ConfigVariant, Count, Layers, Range, check
+from tvr_lightning.option_types import ConfigVariant, Count, Layers, Range
 
 Percent = Annotated[int, Range(at_least=0, at_most=100)]
 
@@ -40,7 +40,7 @@ Percent = Annotated[int, Range(at_least=0, at_most=100)]
 class TempMe(ConfigVariant):
     """Options of token merging; the defaults are the released ones for MSR-VTT.
 
-    Args:
+    Attributes:
         frames: number of frames F of every video.
         removed_per_frame: tokens that each block before the clip blocks removes from a frame (`tome_r`).
         clip_blocks: indices, from 0, of the blocks that first join clips (`merge_layer`).
@@ -51,33 +51,30 @@ class TempMe(ConfigVariant):
         proportional_attention: whether a token counts in attention as often as tokens have been merged into it.
     """
 
-    def __init__(
-        self,
-        frames: Count = 12,
-        removed_per_frame: Layers = 2,
-        clip_blocks: tuple[Layers, ...] = (8, 9, 10),
-        joined: tuple[Count, ...] = (2, 2, 3),
-        removed_across: Percent = 30,
-        removed_within: Percent = 10,
-        positions: bool = True,
-        proportional_attention: bool = True,
-    ) -> None:
-        self.frames, self.removed_per_frame = frames, removed_per_frame
-        self.clip_blocks, self.joined = tuple(clip_blocks), tuple(joined)
-        self.removed_across, self.removed_within = removed_across, removed_within
-        self.positions, self.proportional_attention = positions, proportional_attention
-        check(self)
-        if not clip_blocks or len(clip_blocks) != len(joined) or list(clip_blocks) != sorted(set(clip_blocks)):
+    frames: Count = 12
+    removed_per_frame: Layers = 2
+    clip_blocks: tuple[Layers, ...] = (8, 9, 10)
+    joined: tuple[Count, ...] = (2, 2, 3)
+    removed_across: Percent = 30
+    removed_within: Percent = 10
+    positions: bool = True
+    proportional_attention: bool = True
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        blocks, joined = list(self.clip_blocks), list(self.joined)
+        if not blocks or len(blocks) != len(joined) or blocks != sorted(set(blocks)):
             raise UserError(
-                f"TempMe.clip_blocks {list(clip_blocks)} and TempMe.joined {list(joined)} must have the same length, "
-                "and the blocks must ascend."
+                f"TempMe.clip_blocks {blocks} and TempMe.joined {joined} must have the same length, and the blocks "
+                "must ascend."
             )
-        clips = frames
+        clips = self.frames
         for count in joined:
             if count < 2 or clips % count:
                 raise UserError(
-                    f"TempMe.joined {list(joined)}: {clips} clips cannot be joined by {count}. Each number must be at "
-                    f"least 2 and divide the clips that are left of {frames} frames."
+                    f"TempMe.joined {joined}: {clips} clips cannot be joined by {count}. Each number must be at least "
+                    f"2 and divide the clips that are left of {self.frames} frames."
                 )
             clips //= count
 

@@ -9,7 +9,7 @@ import torch
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Normalizer
 from tvr_lightning.metrics import RankMetric
-from tvr_lightning.option_types import Count, Options, Positive, Role
+from tvr_lightning.option_types import Count, Options, Positive, Range, Role
 
 GIB = 2**30
 MIB = 2**20
