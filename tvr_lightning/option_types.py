@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform,
 from tvr_lightning.errors import UserError
 
 K = TypeVar("K", bound="ConfigVariant")
-KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+KINDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "null": ("null", (types.NoneType,)), "boolean": ("true or false", (bool,)), "integer": ("a whole number", (int,)),
     "number": ("a number", (float, int)), "string": ("text", (str,)), "array": ("a list", (list, tuple)),
     "object": ("named options", (dict,)),
@@ -119,7 +119,8 @@ class ConfigVariant:
     def __init_subclass__(cls) -> None:
         dataclass(cls)
 
-    __post_init__ = Options.__post_init__
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)  # type: ignore[arg-type]
 
 
 def variant(default: type[K]) -> K:

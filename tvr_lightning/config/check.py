@@ -154,12 +154,7 @@ class Merger:
         if classes and isinstance(over, str) and not takes_text:
             return self.section(where, classes, under, {"class_path": over})
         if isinstance(over, Text):
-            try:
-                check_value(where, node, str(over))
-            except UserError:
-                over = read_yaml(over)
-            else:
-                return str(over)
+            over = str(over) if self.fits(node, str(over)) else read_yaml(over)
         check_value(where, node, over)
         return over
 
@@ -167,9 +162,9 @@ class Merger:
         """Return a class and its options."""
         under = {"class_path": under} if isinstance(under, str) else under or {}
         before, named = under.get("class_path"), over.get("class_path") or under.get("class_path")
-        options = {key: item for key, item in over.items() if key not in ("class_path", "init_args", "dict_kwargs")}
-        options |= over.get("init_args") or {}
-        kept, given = under.get("init_args") or {}, options
+        given = {key: item for key, item in over.items() if key not in ("class_path", "init_args", "dict_kwargs")}
+        given |= over.get("init_args") or {}
+        kept = under.get("init_args") or {}
         if named is None:  # a checkpoint or a later recipe names it
             return {"init_args": self.options(f"{where}.init_args", {}, kept, given)}
         named = str(named)

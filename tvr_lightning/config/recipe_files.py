@@ -73,14 +73,12 @@ def read_yaml(text: str) -> Any:
 
 @cache
 def _loader() -> Any:
-    from yaml import SafeLoader
+    import yaml
 
-    class Loader(SafeLoader):
-        pass
-
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    return Loader
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return loader
 
 
 def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:

@@ -206,9 +206,7 @@ def resolve(recipes: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, A
     return merge([*sources, Source("", dict(settings))], _schema())
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return recipe_schema()
+_schema = cache(recipe_schema)
 
 
 @cache
