@@ -136,13 +136,13 @@ class Merger:
     def value(self, where: str, node: dict[str, Any], under: Any, over: Any) -> Any:
         """Return the value of an option on top of another one."""
         variants = list(self.variants(node))
-        items = next((variant["items"] for variant in variants if isinstance(variant.get("items"), dict)), {})
+        items: dict[str, Any] = next((each["items"] for each in variants if isinstance(each.get("items"), dict)), {})
         if isinstance(over, list) and items:
             return [self.value(where, items, None, item) for item in over]
         if isinstance(over, dict) and isinstance(under, list) and under:  # as in --trainer.callbacks.monitor=...
             return [*under[:-1], self.value(where, items, under[-1], over)]
         classes = {name: variant for variant in variants if (name := class_name(variant))}
-        known = next((variant["properties"] for variant in variants if "properties" in variant), {})
+        known: dict[str, Any] = next((variant["properties"] for variant in variants if "properties" in variant), {})
         takes_text = any(each.get("type") == "string" for each in alternatives(node))
         if isinstance(over, dict):
             unknown = not known and ("class_path" in over or isinstance(under, str) or "class_path" in (under or ()))

@@ -59,7 +59,7 @@ from tvr_lightning.features import PairedFeatures, Scores, TextFeatures, VideoFe
 from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.gaid.model import GAIDHead, branch_losses
-from tvr_lightning.methods.gaid.options import STP, GAIDOptions, NoFusion, NoPerturbation
+from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, NoFusion
 from tvr_lightning.methods.tmass import score_as_released
 from tvr_lightning.training.checkpoints import FROZEN
 
@@ -168,8 +168,7 @@ class GAID(RetrievalModule):
     @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
         options = self.options.perturbation
-        moved = not isinstance(options, NoPerturbation)
-        sigma = options.prior.draw(tuple(pairs.text.sentence.shape)) if moved else None
+        sigma = options.prior.draw(tuple(pairs.text.sentence.shape)) if isinstance(options, DASP | STP) else None
         cosines = self.head.train_cosines(pairs.text, pairs.video, sigma)
         weighting = self.options.loss_weighting
         perturbation, *support = branch_losses(cosines, self.temperature(), weighting, self.contrastive_logits)
