@@ -338,10 +338,19 @@ class TestPlainTrainer:
         expected = 100.0 * float((matrix.argmax(1) == torch.arange(6)).float().mean())
         assert own[0]["val/t2v_R@1"] == pytest.approx(expected)
 
-    def test_refuses_texts_and_videos_without_a_ground_truth(self, model, tmp_path):
+    @pytest.mark.parametrize(
+        ("truth", "sentence"),
+        [
+            (None, "have no ground truth"),
+            (GroundTruth(torch.arange(4), 6, "mine", "val", "mine"), "index 4, but the ground truth has 4 texts"),
+            (GroundTruth(torch.arange(6) % 5, 5, "mine", "val", "mine"), "index 5, but the ground truth has 5 videos"),
+        ],
+    )
+    def test_refuses_what_no_ground_truth_covers_before_encoding_it(self, truth, sentence, model, tmp_path):
         pairs = random_pairs(model, 6)
-        with pytest.raises(UserError, match="have no ground truth"):
-            trainer(tmp_path).validate(model, own_loaders(pairs), verbose=False)
+        with pytest.raises(UserError, match=sentence):
+            trainer(tmp_path).validate(model, own_loaders(pairs, truth), verbose=False)
+        assert not model.encoded.videos
 
     def test_validates_the_loss_of_pairs_alone(self, model, tmp_path, caplog):
         pairs = random_pairs(model, 6)

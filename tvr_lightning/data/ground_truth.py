@@ -1,6 +1,7 @@
 """Ground truth of an evaluation split: the matching video of each text."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,3 +44,13 @@ class GroundTruth:
     def texts(self) -> int:
         """Number of texts N."""
         return len(self.video_of_text)
+
+    def check_index(self, index: Tensor, kind: Literal["texts", "videos"]) -> None:
+        """Refuse indices (B,) of texts or videos that this ground truth does not cover."""
+        count = getattr(self, kind)
+        outside = [each for each in index.tolist() if not 0 <= each < count]
+        if outside:
+            raise UserError(
+                f"{self.where}: a loader returned index {outside[0]}, but the ground truth has {count} {kind}. Number "
+                "them from 0, as in the ground truth."
+            )

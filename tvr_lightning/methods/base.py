@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.encoders.base import Encoder
@@ -292,6 +293,15 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
             self._pairs.clear()
 
     # Evaluation: Lightning hooks that call tvr_lightning/evaluation/loop.py
+
+    @override
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, TextVideoDataModule) and not isinstance(batch, PairBatch):
+            truth = self._ground_truth("test" if self.trainer.testing or self.trainer.predicting else "val")
+            truth.check_index(batch.index, "texts" if isinstance(batch, TextBatch) else "videos")
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     @override
     def validation_step(
