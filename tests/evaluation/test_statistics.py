@@ -1,6 +1,9 @@
 """Intervals and paired tests compared with scipy, and the effect of groups of captions."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,3 +201,11 @@ def test_the_detectable_difference_of_unrelated_failures_on_a_thousand_queries()
     assert detectable_difference(difference) == pytest.approx(2.236 * (1.960 + 0.842), abs=0.02)
     assert detectable_difference(difference, power=0.5) == pytest.approx(2.236 * 1.960, abs=0.02)
     assert detectable_difference(difference[:1]) == math.inf
+
+
+def test_the_simulations_of_the_page_can_be_repeated(tmp_path):
+    script = Path(__file__).parents[2] / "benchmarks" / "interval_coverage.py"
+    subprocess.run([sys.executable, script, "--quick", f"--out={tmp_path}"], check=True, capture_output=True)
+    rows = [line.split(" | ") for line in (tmp_path / "interval-coverage.md").read_text().splitlines()]
+    assert min(float(cell.strip(" |")) for row in rows if "here" in row for cell in row[3:]) > 50
+    assert sum(len(row) == 4 for row in rows) >= 3 + 4, "tables of equal systems and of normalization"
