@@ -53,6 +53,7 @@ class Case:
         precision: CLIP's weights; float64 is float32 training without its rounding.
         gather: Same as for `RetrievalModule`; None restates the released code.
         encoder_lr: Learning rate of CLIP; None uses the recipe's, 1e-7.
+        exchanged: Whether every device has the pairs of the next one, which changes only the order of sums.
     """
 
     header: Literal["mean", "transformer"] = "mean"
@@ -61,6 +62,7 @@ class Case:
     gather: str | None = None
     released_devices: int | None = None
     encoder_lr: float | None = None
+    exchanged: bool = False
 
 
 class AllGather(torch.autograd.Function):
@@ -168,7 +170,7 @@ def train(rank: int, cases: list[Case]) -> list[dict[str, Any]]:
     world, results = dist.get_world_size() if dist.is_initialized() else 1, []
     for case in cases:
         method = build(case)
-        start, own, recorder = weights(method), batches(method, rank, world), Norms()
+        start, own, recorder = weights(method), batches(method, (rank + case.exchanged) % world, world), Norms()
         if case.gather is None:
             recorder.norms = train_released(method, own)
         else:
@@ -199,6 +201,7 @@ def main() -> None:
     variant = yaml.safe_load(find_recipe("variants/float32").read_text())["model"]["init_args"]["optimizer"]
     sizes = [Case(header, logit_scale=scale) for header in ("mean", "transformer") for scale in (0.0, 1.8, 4.6)]
     changes: list[tuple[str, int, dict[str, Any]]] = [
+        ("released, pairs exchanged", devices, {"exchanged": True}),
         ("`global`", devices, {"gather": "global"}),
         ("`own-slice`", devices, {"gather": "own-slice"}),
         (f"`own-slice`, `released_devices: {devices}`", 1, {"gather": "own-slice", "released_devices": devices}),

@@ -65,7 +65,7 @@ def test_own_slices_train_as_released_on_any_number_of_devices(index, world, res
         torch.testing.assert_close(found["norms"], norms, rtol=1e-2 if case.precision == "float16" else 1e-5, atol=0)
         for part in ("half", "rest"):
             length, cosine = compared(found, released, part)
-            if case.precision == "float16":
+            if case.precision == "float16":  # the released code against itself, with exchanged pairs: 0.9985 to 0.9994
                 assert abs(length - 1) < 0.01
                 assert cosine > 0.999
             else:
