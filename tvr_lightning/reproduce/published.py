@@ -161,5 +161,5 @@ def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv"
     console = Console()
     console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).minimum)
     console.print(table, crop=False)  # the measured width is sometimes too small
-    for line in ([CLOSE] if any(close) else []) + [f"[{number}] {note}" for note, number in notes.items()]:
-        console.print(escape(line), highlight=False)
+    for text in ([CLOSE] if any(close) else []) + [f"[{number}] {note}" for note, number in notes.items()]:
+        console.print(escape(text), highlight=False)
