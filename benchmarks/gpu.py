@@ -53,6 +53,7 @@ from tvr_lightning.training.released_optimizers import BertAdam
 
 HERE = Path(__file__).parent
 COUNTED = 8  # pairs of the batch whose operations are counted
+COMPILED = ("CLIP4Clip", "XPool")
 STRATEGIES = {
     "one device": ["--trainer.devices=1"],
     "DDP": ["--trainer.strategy=DDPStrategy", "--trainer.strategy.broadcast_buffers=false"],
@@ -92,14 +93,31 @@ def encoded(method: RetrievalModule, batch: PairBatch) -> PairBatch:
     return dataclasses.replace(batch, text=texts, video=videos)
 
 
+def distinct_batch(method: RetrievalModule, args: argparse.Namespace) -> PairBatch:
+    """Return random pairs with a different caption of 5 to 20 words each, as tokens, as the data loader does it."""
+    batch = random_batch(method, args.batch)
+    captions = [" ".join(f"word{row} number{place}" for place in range(3 + row % 8)) for row in range(args.batch)]
+    tokenize = method.encoder.caption_tokens(method.words)
+    if tokenize is None:
+        return dataclasses.replace(batch, text=dataclasses.replace(batch.text, text=captions))
+    device = torch.device(args.device)
+    described = [tokenize([f"{caption} {place}" for place in range(6)]).to(device) for caption in captions]
+    texts = dataclasses.replace(batch.text, text=tokenize(captions).to(device))
+    return dataclasses.replace(batch, text=texts, extras={"recover_captions": described})
+
+
 def training(args: argparse.Namespace) -> pd.DataFrame:
     """Return steps per second, memory, MFU, and waits of every method, in the recipe's precision and in bf16."""
     rows = []
-    variants = {"recipe": [], "bf16": [] if args.small else [f"--config={RECIPES / 'variants' / 'float32.yaml'}"]}
+    bf16 = [] if args.small else [f"--config={RECIPES / 'variants' / 'float32.yaml'}"]
+    compiled = [*bf16, f"--config={RECIPES / 'hardware' / 'compiled.yaml'}"]
     for title, recipe in method_recipes(RECIPES).items():
+        variants = {"recipe": [], "bf16": bf16}
+        if title in COMPILED and not args.small:
+            variants["bf16, compiled"] = compiled
         for precision, overrides in variants.items():
             try:
-                found = training_costs(built(recipe, args, *overrides), precision == "bf16", args)
+                found = training_costs(built(recipe, args, *overrides), precision != "recipe", args)
             except torch.OutOfMemoryError:
                 found = {"steps/s from pixels": "out of memory"}
             rows.append({"method": title, "precision": precision, **found})
@@ -113,7 +131,7 @@ def training(args: argparse.Namespace) -> pd.DataFrame:
 def training_costs(method: RetrievalModule, bf16: bool, args: argparse.Namespace) -> dict[str, str]:
     """Return the costs of a method's optimizer step, with encoders in bf16 or in the precision of the recipe."""
     half = functools.partial(torch.autocast, args.device, torch.bfloat16, enabled=bf16)
-    batch = random_batch(method, args.batch)
+    batch = distinct_batch(method, args)
     optimizer, _ = build_optimizer(method, method.optimizer_config, total_steps=100, epochs=1)
 
     def step(given: PairBatch) -> None:
@@ -200,7 +218,6 @@ def fitted(folder: Path, data: Path, strategy: str, args: argparse.Namespace, *m
 def strategies(args: argparse.Namespace) -> str:
     """Compare the losses of all strategies, and of runs that change the strategy, with those of one device."""
     rows = []
-    usable = list(STRATEGIES)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         synthesize("msrvtt", folder / "data", 80, 0, progress=False)
@@ -209,6 +226,7 @@ def strategies(args: argparse.Namespace) -> str:
         for each, (_, losses) in found.items():
             rows.append([each, f"{float((losses / expected - 1).abs().max()):.1e}", str(len(losses))])
             print(f"{each}: {rows[-1][1]}", flush=True)
+        usable = list(STRATEGIES)
         for first, then in zip(usable, [*usable[1:], usable[0]], strict=True):
             saved = found[first][0] / "checkpoints" / "running.ckpt"
             losses = fitted(folder / f"{first}-{then}", folder / "data", then, args, f"--ckpt_path={saved}")[1]
