@@ -270,11 +270,9 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
     token = options.required_token()
     served = _served_folders(searcher, options)
     if kept := [str(root) for root in searcher.catalog.roots if not within(root, served)]:
-        print(
-            f"Not served: the videos in {printable(', '.join(kept))}, which only the index names. If you want to serve "
-            "them, add --videos FOLDER",
-            file=sys.stderr,
-        )
+        named = printable(kept[0]) + (f" and {len(kept) - 1} further paths" if len(kept) > 1 else "")
+        detail = "which only the index names. To serve them, add --videos FOLDER."
+        print(f"Not served: the videos in {named}, {detail}", file=sys.stderr)
     config = uvicorn.Config(
         create_app(searcher, options, token), log_level="warning", timeout_graceful_shutdown=10, server_header=False
     )
