@@ -50,10 +50,12 @@ class LeanMLP(nn.Sequential):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        if not _saves(self.c_proj):
-            return super().forward(x)
-        hidden, weight, bias = self.c_fc(x), self.c_proj.weight, self.c_proj.bias
-        return _ActivatedLinear.apply(hidden, weight.to(hidden.dtype), bias.to(hidden.dtype))
+        first, _, last = self
+        if not isinstance(last, nn.Linear) or not _saves(last):
+            return super().forward(x)  # type: ignore[no-any-return]
+        hidden = first(x)
+        mapped: Tensor = _ActivatedLinear.apply(hidden, last.weight.to(hidden.dtype), last.bias.to(hidden.dtype))
+        return mapped
 
 
 class LeanLayerNorm(LayerNormFp32):
@@ -63,7 +65,8 @@ class LeanLayerNorm(LayerNormFp32):
     def forward(self, x: Tensor) -> Tensor:
         if not _saves() or x.dtype == torch.float32:
             return super().forward(x)
-        return _HalfLayerNorm.apply(x, self.weight, self.bias, self.eps)
+        normalized: Tensor = _HalfLayerNorm.apply(x, self.weight, self.bias, self.eps)
+        return normalized
 
 
 class _ActivatedLinear(torch.autograd.Function):
