@@ -41,7 +41,8 @@ class LeanAttention(nn.MultiheadAttention):
         heads = projected.unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, batch, 3, tokens, 4)
         if mask is not None and mask.ndim == 3:
             mask = mask.unflatten(0, (-1, self.num_heads))
-        mixed = F.scaled_dot_product_attention(*heads.unbind(), attn_mask=mask)  # (B, heads, L, D / heads)
+        queries, keys, values = heads.unbind()
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)  # (B, heads, L, D / heads)
         return self.out_proj(mixed.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)), None
 
 
@@ -52,7 +53,7 @@ class LeanMLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         first, _, last = self
         if not isinstance(last, nn.Linear) or not _saves(last):
-            return super().forward(x)  # type: ignore[no-any-return]
+            return super().forward(x)
         hidden = first(x)
         mapped: Tensor = _ActivatedLinear.apply(hidden, last.weight.to(hidden.dtype), last.bias.to(hidden.dtype))
         return mapped
