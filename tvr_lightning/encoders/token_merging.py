@@ -22,7 +22,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import torch
 from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
@@ -206,6 +206,13 @@ class MergingBlock(nn.Module):
         options: Options of token merging.
     """
 
+    ln_1: nn.Module
+    attn: nn.MultiheadAttention
+    ls_1: nn.Module
+    ln_2: nn.Module
+    mlp: nn.Module
+    ls_2: nn.Module
+
     def __init__(self, block: ResidualAttentionBlock, counts: BlockTokens, options: TempMe) -> None:
         super().__init__()
         for name, layer in block.named_children():
@@ -244,15 +251,14 @@ class MergingBlock(nn.Module):
 
     def _attend(self, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output of the attention (rows, n, D) and the mean key of its heads (rows, n, D / H)."""
-        layer: Any = self.attn
-        projected = linear(self.ln_1(tokens), layer.in_proj_weight, layer.in_proj_bias)
-        query, key, value = projected.unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        projected = linear(self.ln_1(tokens), self.attn.in_proj_weight, self.attn.in_proj_bias)
+        query, key, value = projected.unflatten(-1, (3, self.attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
         counted = sizes.log().to(query.dtype)[:, None, None] if self.proportional else None
         mixed = scaled_dot_product_attention(query, key, value, attn_mask=counted)
-        return layer.out_proj(mixed.transpose(1, 2).flatten(2)), key.mean(dim=1)
+        return self.attn.out_proj(mixed.transpose(1, 2).flatten(2)), key.mean(dim=1)
 
 
-def merge_tokens(visual: nn.Module, options: TempMe, name: str) -> None:
+def merge_tokens(visual: Any, options: TempMe, name: str) -> None:
     """Replace the blocks of a vision transformer, in place, by blocks that merge tokens.
 
     Raises:
@@ -264,8 +270,7 @@ def merge_tokens(visual: nn.Module, options: TempMe, name: str) -> None:
     blocks = visual.transformer.resblocks
     counts = token_counts(options, len(blocks), len(visual.positional_embedding) - 1)
     visual.transformer.resblocks = nn.ModuleList(
-        MergingBlock(cast(ResidualAttentionBlock, block), each, options)
-        for block, each in zip(blocks, counts, strict=True)
+        MergingBlock(block, each, options) for block, each in zip(blocks, counts, strict=True)
     )
 
 

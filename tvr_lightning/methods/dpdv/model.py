@@ -43,8 +43,10 @@ class Captions(FeatureBatch):
     @classmethod
     def of(cls, features: TextFeatures, mask: Tensor) -> Captions:
         """Return the features of B S texts as the captions of B videos."""
-        parts = (features.sentence, features.words, features.word_mask)
-        return cls(*(part.unflatten(0, mask.shape) for part in parts), mask)
+        sentence, words, word_mask = (
+            part.unflatten(0, mask.shape) for part in (features.sentence, features.words, features.word_mask)
+        )
+        return cls(sentence, words, word_mask, mask)
 
 
 # Dual-Pathway Partitioning Module (section 3.2)
