@@ -115,8 +115,7 @@ def main() -> int:
     columns += ["10th percentile of PSNR, dB", "size / originals", "copies made per second"]
     print(f"| {' | '.join(columns)} |")
     print("|---|" + "---:|" * 7)
-    for frames in ("h264", "jpeg"):
-        print(measure(files, Compression(options.fps, options.size, frames)), flush=True)
+    print(measure(files, Compression(options.fps, options.size)), flush=True)
     if options.runs is not None:
         compare(options.runs)
     return 0

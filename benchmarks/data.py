@@ -74,11 +74,11 @@ class NaiveReader:
 
 
 def copies(split: Split, folder: Path) -> Split:
-    """Compress the videos of a split as `tvr data compress --frames jpeg` does."""
+    """Compress the videos of a split as `tvr data compress` does."""
     videos = []
     for number, video in enumerate(split.videos):
         copy = folder / f"{number}.mp4"
-        copy.write_bytes(compress(video.path, Compression(size=SIZE, frames="jpeg")).content)
+        copy.write_bytes(compress(video.path, Compression(size=SIZE)).content)
         videos.append(VideoRecord(video.video_id, copy))
     return Split("test", "", videos, [])
 
@@ -178,7 +178,7 @@ def main() -> None:
             ("raw video, 1 worker", split, silent, 1, 1),
             ("raw video, 2 workers", split, silent, 2, 1),
             ("raw video and log-mel, 2 workers", split, source.read, 2, 1),
-            ("copies (tvr data compress, JPEG), 1 worker", copied, silent, 1, 3),
+            ("copies (tvr data compress), 1 worker", copied, silent, 1, 3),
             ("stored pixels, 1 worker", split, pixels, 1, 20),
             ("stored features (frames and audio), 2 workers", split, stored, 2, 20),
         ]

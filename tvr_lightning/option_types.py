@@ -82,8 +82,6 @@ DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd
 StoreDtype = Literal["float32", "float16"]
 FeaturePart = Literal["text", "frames", "patches", "audio", "pixels", "all"]
 ExtractEngine = Literal["local", "ray"]
-CopiedFrames = Literal["h264", "jpeg"]
-"""Encoding of the frames of a copy: H.264, or a separate JPEG per frame, which is larger and faster to read."""
 CopiesLike = Literal["clip4clip"]
 """Authors of the copies. CLIP4Clip: 3 frames per second, about 0.4 s late, with small frames enlarged to 224 px."""
 CAPTION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"

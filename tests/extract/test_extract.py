@@ -10,11 +10,13 @@ import signal
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from child_processes import fork
 from extract.small import encoders, options
 from lightning.pytorch import seed_everything
+from PIL import Image
 from safetensors.torch import load_file
 from small_run import small_run
 from sound_files import tone, write_clip
@@ -29,6 +31,7 @@ from tvr_lightning.extract.plan import ExtractOptions, source_of_data, source_of
 from tvr_lightning.extract.run import extract
 from tvr_lightning.extract.verify import verify
 from tvr_lightning.layers.temporal import SeqTransf
+from tvr_lightning.media.augment import draw_augmentation
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
@@ -286,9 +289,10 @@ def test_training_from_the_store_gives_the_losses_of_training_from_videos(datase
         trained(from_store(), encoders()[0].requires_grad_(True))
     with pytest.raises(ValueError, match="names a feature store"):
         source_of_data(from_store())
-    for change in ({"augmentation": "crop-flip"}, {"train_sampling": "segment-random"}):
-        with pytest.raises(ValueError, match=r"features 'somewhere' fixes the frames.*recipes/features\.yaml"):
-            with_audio(root, features="somewhere", **change)
+    with pytest.raises(UserError, match=r"augmentation 'crop-flip' cannot apply.*recipes/features\.yaml"):
+        with_audio(root, features="somewhere", augmentation="crop-flip")
+    with pytest.raises(UserError, match="features 'somewhere' fixes the frames of every clip"):
+        with_audio(root, features="somewhere", train_sampling="segment-random")
     with pytest.raises(ValueError, match="shard_size is 0; expected"):
         ExtractOptions("x", shard_size=0)
 
@@ -353,6 +357,30 @@ def test_batches_from_stored_pixels_equal_those_of_the_videos(dataset, pixels):
         assert one.text.text == other.text.text
 
 
+@pytest.mark.parametrize("augmentation", ["rand-augment", "crop-flip"])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_stored_pixels_are_augmented_in_training_only(dataset, tmp_path, augmentation, antialias):
+    store = pixels_of(dataset, tmp_path / "store", antialias=antialias)
+    plain, changed = (
+        without_audio(dataset, antialias=antialias, pixels=store.out, augmentation=each)
+        for each in ("none", augmentation)
+    )
+    for data in (plain, changed):
+        data.setup("fit")
+    originals, items = (data.train_dataloader().dataset for data in (plain, changed))
+    different = 0
+    for position in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        before, after = (each[position].video.video.pixels for each in (originals, items))
+        change = draw_augmentation(augmentation, changed.preparation, np.random.default_rng([changed.seed, *position]))
+        frames = before[0].permute(0, 2, 3, 1).round().byte().numpy()
+        expected = torch.from_numpy(np.stack([change(Image.fromarray(frame)) for frame in frames])).permute(0, 3, 1, 2)
+        assert torch.equal(after[0], expected.to(before.dtype))
+        different += not torch.equal(before, after)
+    assert different
+    shown = [next(iter(data.val_dataloader()[1])).video.pixels for data in (plain, changed)]
+    assert torch.equal(*shown)
+
+
 def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp_path):
     out = tmp_path / "store"
     recipe = small_run(msrvtt, tmp_path)[:6]  # options of the dataset and its frames
@@ -370,7 +398,6 @@ def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp
     ("changes", "message"),
     [
         ({"train_sampling": "segment-random"}, "train_sampling 'segment-random' cannot apply"),
-        ({"augmentation": "crop-flip"}, "augmentation 'crop-flip'"),
         ({"features": "features"}, "stored frames without features"),
         ({"audio": "whisper"}, "stored frames without audio"),
         ({"frames": 4}, r"its part 'pixels' has other settings: sampling.*3 frames.*4 frames"),

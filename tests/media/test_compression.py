@@ -50,10 +50,9 @@ def write_copy(source, how, path):
     return path, made
 
 
-@pytest.fixture(scope="module", params=["h264", "jpeg"])
-def copied(request, original, tmp_path_factory):
-    how = Compression(fps=3, size=112, frames=request.param)
-    return write_copy(original, how, tmp_path_factory.mktemp("copy") / "wide.mp4")
+@pytest.fixture(scope="module")
+def copied(original, tmp_path_factory):
+    return write_copy(original, Compression(fps=3, size=112), tmp_path_factory.mktemp("copy") / "wide.mp4")
 
 
 @pytest.mark.parametrize("span", [None, (2.0, 5.5)])
@@ -135,7 +134,6 @@ def test_a_copy_that_differs_from_what_was_written_is_an_error(copied, tmp_path)
     [
         ({"fps": 0}, "fps is 0"),
         ({"size": 8}, "size is 8"),
-        ({"frames": "png"}, "frames is .png.; expected h264 or jpeg"),
         *(({"like": "clip4clip", **other}, "like") for other in ({"fps": 4}, {"interpolation": "bilinear"})),
     ],
 )

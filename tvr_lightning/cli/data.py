@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tvr_lightning.cli.options import CORES, Config, File, Folder, NewFile, NewFolder, Processes
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, DatasetName, FrameSampling, Range
+from tvr_lightning.option_types import CopiesLike, Count, DatasetName, FrameSampling, Range
 from tvr_lightning.runs.log import loading
 
 
@@ -86,8 +86,7 @@ def compress(
     out: Annotated[NewFolder, "folder for the copies; train on them with --data.init_args.root=FOLDER"],
     fps: Annotated[Count, "frames per second"] = 3,
     size: Annotated[int, Range(at_least=16), "length of a frame's short side in pixels"] = 224,
-    frames: Annotated[CopiedFrames, "encoding: h264, or jpeg, which takes more space and is faster to read"] = "h264",
-    like: Annotated[CopiesLike | None, "copies as CLIP4Clip's script makes them (3 fps, 224 pixels, h264)"] = None,
+    like: Annotated[CopiesLike | None, "copies as CLIP4Clip's script makes them (3 fps, 224 pixels)"] = None,
     num_workers: Processes = CORES,
     overrides: Sequence[str] = (),
 ) -> int:
@@ -101,7 +100,7 @@ def compress(
         from tvr_lightning.media.compression import Compression
 
     data = data_from_recipe(config, overrides)
-    how = Compression(fps, size, frames, "bicubic" if like else data.preparation.interpolation, like)
+    how = Compression(fps, size, "bicubic" if like else data.preparation.interpolation, like)
     done = compress_dataset(data, out, how, workers=num_workers)
     print("\n".join(done.lines()))
     return 1 if done.unread else 0

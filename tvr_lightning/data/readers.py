@@ -6,6 +6,8 @@ from typing import Literal
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from tvr_lightning.data.audio_alignment import AudioOptions, clip_media, no_audio
 from tvr_lightning.data.batch import Media, Tokens
@@ -39,11 +41,22 @@ class MediaReader:
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F)."""
-        prepare: FrameTransform = self.preparation
-        if generator is not None:
-            prepare = draw_augmentation(self.augmentation, self.preparation, generator)
-        clip = read_clip(video.path, self.frames, prepare, self.sampling, video.span, generator)
+        clip = read_clip(video.path, self.frames, self._transform(generator), self.sampling, video.span, generator)
         return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt)
+
+    def _transform(self, generator: np.random.Generator | None) -> FrameTransform:
+        if generator is None:
+            return self.preparation
+        return draw_augmentation(self.augmentation, self.preparation, generator)
+
+    def augmented(self, pixels: Tensor, generator: np.random.Generator | None) -> Tensor:
+        """Return prepared frames (1, F, 3, S, S) after the augmentation, which here follows the resizing."""
+        if generator is None or self.augmentation == "none":
+            return pixels
+        change = self._transform(generator)
+        frames = pixels[0].permute(0, 2, 3, 1).round().byte().numpy()
+        changed = np.stack([change(Image.fromarray(frame)) for frame in frames])
+        return torch.from_numpy(changed).permute(0, 3, 1, 2).unsqueeze(0).to(pixels.dtype)
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""
@@ -79,7 +92,7 @@ class StoreReader:
     """Reader of one video or text from a feature store: of features, which replace the encoder, or of frames.
 
     `tvr extract` stored the videos under the folder name of the `dataset`. For stored frames, `media` has the same
-    sampling and preparation, and reads texts.
+    sampling and preparation, augments them in training, and reads texts.
     """
 
     store: FeatureStore
@@ -90,7 +103,7 @@ class StoreReader:
         """Return Media with pixels (1, F, 3, S, S) or features with frames (1, F, D)."""
         if self.media is not None:
             pixels, mask = self.store.read("pixels", [self.key(video)])
-            return Media(pixels, mask)
+            return Media(self.media.augmented(pixels, generator), mask)
         return self.store.video([self.key(video)], "patches" in self.store.parts)
 
     def empty(self) -> Media | VideoFeatures:

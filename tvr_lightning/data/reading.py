@@ -55,12 +55,16 @@ class ReadableDataset(AnnotatedDataset):
 
     def check_reading(self) -> None:
         """Raise a UserError if options of reading exclude each other."""
-        stored = "pixels" if self.features is None else "features"
-        if self.stored_in is not None and (self.augmentation != "none" or self.train_sampling != self.sampling):
+        if self.stored_in is not None and self.train_sampling != self.sampling:
+            stored = "pixels" if self.features is None else "features"
             raise UserError(
-                f"{stored} {self.stored_in!r} fixes the frames of every clip, so augmentation {self.augmentation!r} "
-                f"and train_sampling {self.train_sampling!r} cannot apply; set augmentation to none and train_sampling "
-                f"to null (recipes/features.yaml does), or unset {stored}"
+                f"{stored} {self.stored_in!r} fixes the frames of every clip, so train_sampling "
+                f"{self.train_sampling!r} cannot apply; set it to null, or unset {stored}"
+            )
+        if self.features is not None and self.augmentation != "none":
+            raise UserError(
+                f"features {self.features!r} are those of unchanged frames, so augmentation {self.augmentation!r} "
+                "cannot apply; set it to none (recipes/features.yaml does), or unset features"
             )
         if self.pixels is not None and (self.features is not None or self.audio is not None):
             other = "audio" if self.features is None else "features"

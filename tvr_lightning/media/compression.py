@@ -26,10 +26,9 @@ from tvr_lightning.media.container import MediaError, TimeBudget, VideoError, op
 from tvr_lightning.media.decoder import decoded_frames
 from tvr_lightning.media.preparation import Interpolation, Pixels, resized
 from tvr_lightning.media.video import frames_at_rate, probe
-from tvr_lightning.option_types import CopiedFrames, CopiesLike, Count, Options, Range
+from tvr_lightning.option_types import CopiesLike, Count, Options, Range
 
 CRF = 18
-JPEG_QUALITY = 90
 _TICKS = 30_000  # ticks per frame in the copy's time base, so that the last frame can end between two frames
 _COPIED_AUDIO = ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac")  # codecs that mp4 supports
 
@@ -40,20 +39,17 @@ class Compression(Options):
 
     fps: Count = FPS
     size: Annotated[int, Range(at_least=16)] = SIZE  # short side in pixels; smaller frames are kept, none is cropped
-    frames: CopiedFrames = "h264"
     interpolation: Interpolation = "bicubic"  # the same as in the encoder's preparation
     like: CopiesLike | None = None  # authors whose script defines the frames; all other options keep their defaults
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.like and replace(self, like=None) != Compression():
-            fixed = f"{FPS} fps, {SIZE} pixels and h264"
-            raise UserError(f"--like {self.like} sets {fixed}. Omit --fps, --size and --frames.")
+            raise UserError(f"--like {self.like} sets {FPS} fps and {SIZE} pixels. Omit --fps and --size.")
 
     def describe(self) -> str:
         """Return a description, which is part of run cards."""
-        kind = " jpeg" if self.frames == "jpeg" else f" like {self.like}" if self.like else ""
-        return f"compressed {self.fps} fps {self.size}{kind}"
+        return f"compressed {self.fps} fps {self.size}" + (f" like {self.like}" if self.like else "")
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as stored, (height, width, 3): its short side has `size` pixels, and both sides are even.
@@ -182,15 +178,9 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer) -> tuple[i
             stream = _video_stream(out, how, image.size, clock)
         if image.size != (stream.width, stream.height):  # all frames of a copy have the same size
             image = image.resize((stream.width, stream.height))
-        if how.frames == "jpeg":
-            content = io.BytesIO()
-            image.save(content, "JPEG", quality=JPEG_QUALITY)
-            packet = av.Packet(content.getvalue())
-            packet.is_keyframe, packet.time_base, packet.stream = True, clock, stream
-        else:
-            encoded = av.VideoFrame.from_ndarray(np.asarray(image), "rgb24")
-            encoded.pts, encoded.time_base = number * _TICKS, clock
-            (packet,) = stream.encode(encoded)
+        encoded = av.VideoFrame.from_ndarray(np.asarray(image), "rgb24")
+        encoded.pts, encoded.time_base = number * _TICKS, clock
+        (packet,) = stream.encode(encoded)
         packet.pts = packet.dts = number * _TICKS
         packet.duration = _TICKS
         packets.append(packet)
@@ -200,15 +190,11 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer) -> tuple[i
 
 
 def _video_stream(out: OutputContainer, how: Compression, size: tuple[int, int], clock: Fraction) -> av.VideoStream:
-    if how.frames == "jpeg":
-        stream = out.add_stream("mjpeg", rate=how.fps)
-        stream.pix_fmt = "yuvj420p"
-    else:
-        # Each frame depends only on the previous one, and each second starts with a keyframe: a frame in, a packet out.
-        options = {"crf": str(CRF), "preset": "veryfast", "tune": "fastdecode,zerolatency", "g": str(how.fps)}
-        stream = out.add_stream("libx264", rate=how.fps, options=options)
-        stream.pix_fmt = "yuv420p"
-        stream.thread_count = 1
+    # Each frame depends only on the previous one, and each second starts with a keyframe: a frame in, a packet out.
+    options = {"crf": str(CRF), "preset": "veryfast", "tune": "fastdecode,zerolatency", "g": str(how.fps)}
+    stream = out.add_stream("libx264", rate=how.fps, options=options)
+    stream.pix_fmt = "yuv420p"
+    stream.thread_count = 1
     stream.width, stream.height = size
     stream.time_base = stream.codec_context.time_base = clock
     return stream
