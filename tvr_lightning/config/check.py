@@ -137,8 +137,10 @@ class Merger:
         """Return the value of an option on top of another one."""
         variants = list(self.variants(node))
         items: dict[str, Any] = next((each["items"] for each in variants if isinstance(each.get("items"), dict)), {})
-        if isinstance(over, list) and items:
-            return [self.value(where, items, None, item) for item in over]
+        if isinstance(over, list):
+            if items:
+                return [self.value(where, items, None, item) for item in over]
+            over = [read_yaml(item) if isinstance(item, Text) else item for item in over]
         if isinstance(over, dict) and isinstance(under, list) and under:  # as in --trainer.callbacks.monitor=...
             return [*under[:-1], self.value(where, items, under[-1], over)]
         classes = {name: variant for variant in variants if (name := class_name(variant))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -167,10 +167,7 @@ class Recipe:
         try:
             if asked := [option for option, _ in split_options(overrides) if option == "print_config"]:
                 parser.parse_args([f"--config={json.dumps(values)}", f"--{asked[0]}"])  # prints them and exits
-            recipe = cls(parser.parse_object(values), trained)
-            for name, value in values.get("trainer", {}).items():
-                if type(value) is int:  # the parser may turn 1, one batch, into 1.0, all of them
-                    recipe.config.trainer[name] = value
+            recipe = cls(_with_integers(parser.parse_object(values), values.get("trainer", {})), trained)
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
         except ArgumentError as error:
@@ -250,7 +247,7 @@ class Recipe:
         sections = yaml.safe_load(text)
         kinds = [(partial(_build_recorded, sections[name], name), kind, True) for name, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
-            return parser.instantiate(self.config, instantiators=kinds)
+            return _with_integers(parser.instantiate(self.config, instantiators=kinds), self.config.trainer)
 
     def _checkpoint_follows(self) -> Any:
         # A checkpoint that is evaluated replaces the weights of the encoders.
@@ -275,6 +272,14 @@ class Recipe:
             raise UserError("--eval_memory supports retrieval methods only; question answering does not score pairs")
         method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
         method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
+
+
+def _with_integers(parsed: Namespace, trainer: Mapping[str, Any] | Namespace) -> Namespace:
+    """Restore integers of the Trainer: the parser may turn 1, which is one batch, into 1.0, which is all of them."""
+    for name, value in trainer.items():
+        if type(value) is int:
+            parsed.trainer[name] = value
+    return parsed
 
 
 def _build_recorded(

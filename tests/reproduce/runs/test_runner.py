@@ -123,7 +123,7 @@ def test_a_run_writes_its_card_and_is_not_repeated(root, tmp_path, monkeypatch):
 
 
 def test_a_failed_run_records_its_error_and_runs_that_need_it_fail(root, tmp_path):
-    plan = tiny_plan(root, tmp_path, only=("gaid-dsl-b16",), extra="results: {select_on: never}\n")
+    plan = tiny_plan(root, tmp_path, only=("gaid-dsl-b16",), extra="results: {select_on: val}\n")
     out, said = tmp_path / "out", []
     train, test = run_plan(plan, out, said.append).values()
     assert train.status == test.status == "failed"
