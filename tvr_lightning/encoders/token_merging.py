@@ -90,7 +90,7 @@ class BlockTokens:
         left: Tokens of a clip after the block.
         across: Tokens merged before the attention.
         within: Tokens merged after the attention.
-        joined: Clips that the block joins into one; 1 if it is no clip block.
+        joined: Clips that the block joins into one; 1 if it joins none.
     """
 
     clips: int
@@ -262,7 +262,7 @@ def merge_tokens(visual: Any, options: TempMe, name: str) -> None:
     """Replace the blocks of a vision transformer, in place, by blocks that merge tokens.
 
     Raises:
-        UserError: The tower is no vision transformer with a class token, or has too few blocks or patches.
+        UserError: The tower is not a vision transformer with a class token, or has too few blocks or patches.
     """
     plain = isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok"
     if not plain or not all(type(block) is ResidualAttentionBlock for block in visual.transformer.resblocks):
