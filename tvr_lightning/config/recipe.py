@@ -247,7 +247,7 @@ class Recipe:
         sections = yaml.safe_load(text)
         kinds = [(partial(_build_recorded, sections[name], name), kind, True) for name, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
-            return _with_integers(parser.instantiate(self.config, instantiators=kinds), self.config.trainer)
+            return _with_integers(parser.instantiate(self.config, instantiators=kinds), vars(self.config.trainer))
 
     def _checkpoint_follows(self) -> Any:
         # A checkpoint that is evaluated replaces the weights of the encoders.
@@ -274,7 +274,7 @@ class Recipe:
         method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
 
 
-def _with_integers(parsed: Namespace, trainer: Mapping[str, Any] | Namespace) -> Namespace:
+def _with_integers(parsed: Namespace, trainer: Mapping[str, Any]) -> Namespace:
     """Restore integers of the Trainer: the parser may turn 1, which is one batch, into 1.0, which is all of them."""
     for name, value in trainer.items():
         if type(value) is int:
