@@ -13,7 +13,8 @@ from small_run import small_run
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, VideoFolder
-from tvr_lightning.data.compress import MANIFEST, compress_dataset, read_copies
+from tvr_lightning.data.compress import compress_dataset
+from tvr_lightning.data.copies import MANIFEST, read_copies
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.compression import Compression

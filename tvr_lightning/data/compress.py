@@ -1,95 +1,22 @@
-"""Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files.
-
-In the folder of the copies, the first line of `compressed.jsonl` contains the settings, and each following line a
-`CopiedFile`; the last line for a file is the valid one. A line is written after its copy is complete and verified, so
-a file without a line is not a valid copy.
-"""
-
-from __future__ import annotations
+"""Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files."""
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.copies import MANIFEST, SCHEMA, CopiedFile, Copies, read_copies, state
 from tvr_lightning.data.records import SYNTHETIC_FILE
 from tvr_lightning.data.recover_captions import find_captions
-from tvr_lightning.errors import UserError, abbreviated
-from tvr_lightning.files import Journal, explain_write_errors, read_journal, write_whole
+from tvr_lightning.errors import UserError
+from tvr_lightning.files import Journal, explain_write_errors, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.container import MediaError, VideoError
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.progress import progress_bar
-
-if TYPE_CHECKING:
-    from tvr_lightning.data.base import TextVideoDataModule
-
-MANIFEST = "compressed.jsonl"
-SCHEMA = 2
-
-
-@dataclass(frozen=True)
-class CopiedFile:
-    """Copied file and its original; paths are relative to the folders of the dataset.
-
-    `size`, `modified` (in ns) and `sha256` are those of the original; `notes` are differences, such as truncated audio.
-    """
-
-    copy: str
-    source: str
-    size: int
-    modified: int
-    sha256: str
-    copy_size: int
-    copy_sha256: str
-    notes: list[str] = field(default_factory=list)
-
-    def has_changed(self, source: Path) -> bool:
-        """Return whether an original differs from the manifest; it may also be on another machine."""
-        return source.is_file() and _state(source) != (self.size, self.modified)
-
-
-@dataclass
-class Copies:
-    """Compressed copies in `folder` of the dataset in the folder `source`, by the path of the copy."""
-
-    folder: Path
-    source: Path
-    how: Compression
-    files: dict[str, CopiedFile]
-
-    def check(self, paths: Iterable[Path]) -> None:
-        """Raise UserError if existing copies differ from the manifest, or their originals have changed since."""
-        wrong = []
-        for path in paths:
-            file, size = self.files.get(path.relative_to(self.folder).as_posix()), path.stat().st_size
-            if file is None:
-                wrong.append(f"{path}: it is not in {MANIFEST}: it was not finished, or was added by hand")
-            elif size != file.copy_size:
-                wrong.append(f"{path}: it has {size:,} bytes, but {file.copy_size:,} were written")
-            elif file.has_changed(original := self.source / file.source):
-                wrong.append(f"{path}: its original {original} has changed since it was copied")
-        if wrong:
-            fix = "To copy these again, rerun `tvr data compress` with the same --out."
-            raise UserError(f"{abbreviated(wrong)}. {fix}")
-
-
-def read_copies(folder: Path) -> Copies | None:
-    """Read the manifest of a dataset folder; return None for a folder of originals, which has no manifest."""
-    lines, _ = read_journal(folder / MANIFEST)
-    if not lines:
-        return None
-    header, *entries = lines
-    try:
-        if header["schema"] != SCHEMA:
-            raise KeyError(f"schema {header['schema']}, but this version reads {SCHEMA}")
-        files = {entry["copy"]: CopiedFile(**entry) for entry in entries}
-        return Copies(folder, Path(header["source"]), Compression(**header["how"]), files)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / MANIFEST} is damaged ({error}). Delete the folder and compress again.") from error
 
 
 @dataclass
@@ -195,7 +122,7 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
     source, target, known = names[name], copies.folder / name, copies.files.get(name)
     if not source.is_file():
         raise VideoError(source, "there is no such file")
-    relative, (size, modified), reason = source.relative_to(folder).as_posix(), _state(source), ""
+    relative, (size, modified), reason = source.relative_to(folder).as_posix(), state(source), ""
     if known is not None:
         same = known.source == relative and not known.has_changed(source)
         if not target.is_file():
@@ -221,11 +148,6 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
     if file.has_changed(source):
         raise VideoError(source, "it changed while it was copied")
     return file, reason
-
-
-def _state(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def digest(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from tvr_lightning.data.annotated import STAGES, AnnotatedDataset
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Tokens
-from tvr_lightning.data.compress import Copies, read_copies
+from tvr_lightning.data.copies import Copies, read_copies
 from tvr_lightning.data.readers import MediaReader, StoreReader, VideoReader, frame_fingerprint, text_fingerprint
 from tvr_lightning.data.records import Split, SplitName
 from tvr_lightning.data.recover_captions import find_captions
