@@ -35,33 +35,29 @@ from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.options import changed_options
 
-Command = Literal["fit", "validate", "test", "predict"]
 # Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
-class Run:
-    """Run of a recipe, resumed from or evaluating `ckpt_path`; creating it builds everything and writes nothing.
+class Run(closing.RunState):
+    """Run of a recipe, with `callbacks` in addition to its own; creating it builds everything and writes nothing."""
 
-    `words` are the command line for the page of the run, and `callbacks` are added to those of the recipe. The `folder`
-    of the run is None in processes other than the first, and for a fast_dev_run.
-    """
-
-    folder: Path | None = None
     _resume_from: Path | None = None
-    final_metrics: dict[str, Any]
 
     def __init__(
         self,
-        command: Command,
+        command: Literal["fit", "validate", "test", "predict"],
         recipe: Recipe,
         ckpt_path: str | None = None,
         words: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.command, self.recipe, self.config = command, recipe, recipe.config
-        self.ckpt_path, self.words = ckpt_path, words
+        self.command = command
+        self.recipe = recipe
+        self.config = recipe.config
+        self.ckpt_path = ckpt_path
+        self.words = words
         self.final_metrics = {}
         if command == "fit" and ckpt_path and self.config.checkpoints.resume:
             raise UserError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
