@@ -10,9 +10,11 @@ from small_towers import save_model
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import from_recipe
+from tvr_lightning.config.recipe_files import RECIPES
+from tvr_lightning.testing import method_recipes
 from tvr_lightning.testing.processes import quiet_trainer
 
-METHODS = ["clip4clip", "dpdv", "drl", "gaid", "gare", "ncl", "tcmgc", "tmass", "ucofia", "xclip", "xpool"]
+METHODS = [path.stem for path in method_recipes(RECIPES).values()]
 KINDS = ["siglip2", "pe", "mobileclip"]
 CASES = [(method, "siglip2") for method in METHODS] + [("dpdv", "pe"), ("dpdv", "mobileclip"), ("ucofia", "mobileclip")]
 

@@ -4,16 +4,15 @@ import json
 import re
 
 import pytest
-from parity.training import NAMES, family, recipe_of, tuning_of
+from parity.training import NAMES, RECIPES, family, recipe_of, tuning_of
 
 from tvr_lightning.authors.names import openai_name, replace_prefix
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
-from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
 from tvr_lightning.methods.clip4clip import CLIP4ClipOptions, TightTransf
+from tvr_lightning.training.checkpoints import find_class
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups, schedule_factor
 
-CLASSES = {made.__name__.lower(): made for made in (CLIP4Clip, DRL, GAID, GARE, TCMGC, TMASS, UCoFiA, XCLIP, XPool)}
 HEADERS = {"mean": MeanP, "lstm": SeqLSTM, "tight": TightTransf, "": SeqTransf}
 
 
@@ -23,7 +22,9 @@ def build(method):
     header = HEADERS[method.partition("-")[2]]()
     options = {"clip4clip": CLIP4ClipOptions(similarity_header=header)} if name == "clip4clip" else {}
     encoder = TinyClipEncoder(64, text_layers=4, vision_layers=1)
-    return CLASSES[name](encoder, frames=2, words=8, tuning=tuning_of(recipe_of(name)["model"]["init_args"]), **options)
+    recipe = recipe_of(name)["model"]
+    method = find_class(RECIPES, recipe["class_path"])
+    return method(encoder, frames=2, words=8, tuning=tuning_of(recipe["init_args"]), **options)
 
 
 def check(method, released):
