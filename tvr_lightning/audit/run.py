@@ -1,9 +1,13 @@
 """Leakage audit of a method on its own test data."""
 
+import copy
 import dataclasses
 import math
 import re
 import secrets
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +32,8 @@ from tvr_lightning.audit.state import State
 from tvr_lightning.audit.target import AuditTarget
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import SplitName
+from tvr_lightning.evaluation.reranker import Reranker
+from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
@@ -36,6 +42,7 @@ from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
 READ_AGAIN = 8  # videos that are read again
+RERANKED = 4  # videos, and captions of each, that a reranker scores again, since a pair can take a second
 # Hooks of Lightning that run only in training and prediction, or after an evaluation.
 HARMLESS = re.compile("_|.*(train|fit|backward|optimizer|zero_grad|predict|teardown|test_end|validation_end)")
 # Methods of a module that see more than the features of one batch; the audit cannot detect what they use.
@@ -186,6 +193,11 @@ def _of_normalizer(target: AuditTarget, features: Features) -> tuple[list[Findin
     normalizer = method.evaluation_config.normalization
     if normalizer is None:
         return [], {}
+    of_reranker = []
+    if isinstance(normalizer, TwoStage) and normalizer.reranker is not None:
+        of_reranker = _of_reranker(target, normalizer.reranker)
+        normalizer = copy.copy(normalizer)
+        normalizer.reranker = None  # the first stage remains to be tested
     own = target.own_text if target.released else None
     gamma, generator = method.score_temperature(), target.generator
     with gathered(method, method.encoder):
@@ -197,7 +209,30 @@ def _of_normalizer(target: AuditTarget, features: Features) -> tuple[list[Findin
         Finding(f"{QUERIES}, {name} with {normalizer.name}", change, moved[name] and not normalizer.transductive)
         for name, change in movement.items()
     ]
-    return findings, moved
+    return of_reranker + findings, moved
+
+
+def _of_reranker(target: AuditTarget, reranker: Reranker) -> list[Finding]:
+    """Return the changes of a reranker's scores with copies of the files, and of one caption after the other."""
+    items = target.data.load_split(target.split)
+    few = target.drawn(len(target.videos), RERANKED)
+    captions = [items.texts[text].text for text in target.texts.index[target.own_text[few]].tolist()]
+    videos = [items.videos[video] for video in target.videos.index[few].tolist()]
+    expected = [reranker.checked(captions, video.path, video.span) for video in videos]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{secrets.token_hex(8)}{video.path.suffix}" for video in videos]
+        for video, file in zip(videos, files, strict=True):
+            shutil.copyfile(video.path, file)
+        copied = [reranker.checked(captions, *each) for each in zip(files, [v.span for v in videos], strict=True)]
+    single = [
+        [reranker.checked([caption], video.path, video.span)[0] for caption in reversed(captions)][::-1]
+        for video in reversed(videos)
+    ][::-1]
+    others = {"copies of the video files": copied, "one caption at a time, in another order": single}
+    return [
+        compare_scores(f"reranking with {name}", torch.tensor(expected), torch.tensor(found), reranker.noise)
+        for name, found in others.items()
+    ]
 
 
 def _of_bank(target: AuditTarget, features: Features) -> list[Finding]:

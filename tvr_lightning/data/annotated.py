@@ -249,4 +249,5 @@ class AnnotatedDataset(ABC):
         """Return the matching video of every text of an evaluation split, with the names used in results."""
         split = self.read_split(name)
         pairs = torch.tensor([text.video for text in split.texts], dtype=torch.int64)
-        return GroundTruth(pairs, len(split.videos), self.full_title, split.name, split.protocol, self.warnings)
+        named = self.full_title, split.name, split.protocol, self.warnings
+        return GroundTruth(pairs, len(split.videos), *named, items=split)

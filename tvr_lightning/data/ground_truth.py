@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tvr_lightning.data.records import Split
 from tvr_lightning.errors import UserError
 
 
@@ -17,6 +18,7 @@ class GroundTruth:
 
     `video_of_text` (N,) int64 is the index of the video that each text describes. `videos` is their number M; those
     without a text are distractors. `warnings` are those of every result, and `where` names the split in messages.
+    `items` are the captions and files themselves, for a reranker.
     """
 
     video_of_text: Tensor
@@ -26,6 +28,7 @@ class GroundTruth:
     protocol: str
     warnings: list[str] = field(default_factory=list)
     where: str = ""
+    items: Split | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.where = self.where or f"the {self.split} split of {self.dataset}"

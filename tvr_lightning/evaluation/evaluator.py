@@ -43,7 +43,8 @@ class RetrievalTable:
         post_processing: name of the score normalization, or None.
         transductive: True if the score normalization uses the test set as a whole.
         warnings: conditions that limit comparisons with other results, such as "leaks ground truth".
-        measured: values reported by the normalization, in percent by name, such as the recall of candidates.
+        measured: values reported by the normalization, by name, in percent unless the name ends with
+            a unit in parentheses, such as the recall of candidates.
         intervals: `low` and `high` of the 95 % interval over queries, by direction and metric.
     """
 
@@ -189,6 +190,7 @@ class Evaluator:
             own_texts=[placed_texts.features[rows] for rows in own],
             text_index=placed_texts.index,
             video_index=placed_videos.index,
+            **named_items(truth, placed_texts.index, placed_videos.index),
         )
         alone = isinstance(fitted, TwoStage) and not self.leaks and not self.measure_balance
         source = UnscoredPairs(pairs) if alone else pairs
@@ -310,6 +312,14 @@ def _normalized(
         AdjustedSource(each, normalizer.fit(each, context) if normalizer and context else None)
         for each, context in zip((source, TransposedSource(source)), contexts, strict=True)
     ]
+
+
+def named_items(truth: GroundTruth, texts: Tensor, videos: Tensor) -> dict[str, Any]:
+    """Return the captions (N,) and files (M,) of indices in a split as arguments of `PairScores`, if they are known."""
+    if truth.items is None:
+        return {}
+    captions = [truth.items.texts[text].text for text in texts.tolist()]
+    return {"captions": captions, "files": [truth.items.videos[video] for video in videos.tolist()]}
 
 
 def _in_split(ranks: Ranks, index: Tensor) -> Ranks:

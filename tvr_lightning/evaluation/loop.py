@@ -22,7 +22,7 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.loader import EvaluationSampler
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import memory_budget
-from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator
+from tvr_lightning.evaluation.evaluator import Evaluation, Evaluator, named_items
 from tvr_lightning.evaluation.normalization import Bank
 from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, best_of_gallery
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures
@@ -213,14 +213,15 @@ def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[T
     order = torch.randperm(len(texts), generator=generator)
     texts, videos = texts[order], videos[torch.randperm(len(videos), generator=generator)]
     normalizer, evaluator = copy.deepcopy(config.normalization), _evaluator(method, score=method.score)
-    source = evaluator.pair_scores(texts.features, videos.features)
+    items = named_items(truth, texts.index, videos.index)
+    source = evaluator.pair_scores(texts.features, videos.features, **items)
     captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]
     bank = method.bank() if normalizer is not None and normalizer.needs_bank else None
     with method.restricted(), gathered(method, method.encoder):
         scores: ScoreSource = source
         if normalizer is not None:
             context = evaluator.context("text-to-video", normalizer, bank, source, captions)
-            scores = AdjustedSource(source, normalizer.fit(source, replace(context, keys=True)))
+            scores = AdjustedSource(source, normalizer.fit(source, replace(context, keys=True, both=False)))
         values, columns = best_of_gallery(scores, config.top_k)
     back = torch.argsort(order)
     return texts.index[back], values[back], videos.index.to(columns.device)[columns[back]]

@@ -53,6 +53,7 @@ class Context:
         query_counts: (Q,) float64, number of matches of each query in the other modality of the test set.
         gallery_counts: (G,) float64, the same for each gallery item.
         temperature: divisor gamma of the method's scores.
+        both: False if the other direction is not needed.
         keys: True if only the order of each query's normalized scores matters. A normalizer whose scores can overflow
             or underflow then returns others in the same order, such as logarithms.
         warnings: Conditions that limit the results, added by `fit`.
@@ -65,6 +66,7 @@ class Context:
     temperature: float | None = None
     bank_parts: Sequence[ScoreSource] = ()
     keys: bool = False
+    both: bool = True
     warnings: list[str] = field(default_factory=list)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.sources import Block, ProcessShare, ScoreSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
@@ -38,6 +39,7 @@ class PairScores(ScoreSource):
             released protocols that condition each video on its own caption.
         part: Name of the part to use instead of the similarity.
         text_index, video_index: (N,), (M,) indices in the split, for messages.
+        captions, files: the N texts and M videos themselves, for a reranker.
     """
 
     def __init__(
@@ -55,11 +57,14 @@ class PairScores(ScoreSource):
         part: str | None = None,
         text_index: Tensor | None = None,
         video_index: Tensor | None = None,
+        captions: Sequence[str] = (),
+        files: Sequence[VideoRecord] = (),
     ) -> None:
         super().__init__(len(texts), len(videos), device or texts.sentence.device, shard)
         self.score = score
         self.own_texts = own_texts
         self.part = part
+        self.captions, self.files = captions, files
         self.text_index = torch.arange(self.queries) if text_index is None else text_index
         self.video_index = torch.arange(self.gallery) if video_index is None else video_index
         pairs = max(memory_budget_bytes // 2 // (PAIR_BYTES + BYTES_OF_A_PASS), 1)

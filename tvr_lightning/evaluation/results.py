@@ -125,7 +125,9 @@ class Results(RetrievalTable, RunResults):
             seen = "uses the whole test set" if self.transductive else "uses no other test query"
             how = "measured" if self.audit and self.audit["transductive"] else "as declared"
             lines.append(f"Post-processing: {self.post_processing} ({seen}, {how})")
-        lines.extend(f"{name.capitalize()}: {value:.1f} %" for name, value in self.measured.items())
+        for name, value in self.measured.items():
+            amount = f"{value:.4g}" if name.endswith(")") else f"{value:.1f} %"
+            lines.append(f"{name.capitalize()}: {amount}")
         if self.balance:
             errors = ", ".join(f"{name} {found['normalization_error']:.3f}" for name, found in self.balance.items())
             lines.append(f"Normalization error (0: all items are retrieved equally often): {errors}")

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,12 +12,14 @@ from typing_extensions import override
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.reranker import Reranker
+from tvr_lightning.evaluation.reranking import RerankedPairs, rerank
 from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.metrics import Direction
-from tvr_lightning.option_types import Count, check
+from tvr_lightning.option_types import Count, Role, check
 
 # Offset of the scores of pairs that are not candidates.
 LEFT_OUT = -1e6
@@ -28,19 +32,31 @@ class TwoStage(Normalizer):
 
     The method's score of a pair needs both its text and its video, so only the vectors of the first stage can be
     indexed. The results equal those of a search with such an index: the candidates of each query in the order of the
-    method, then all other items in the order of the first stage. The recall of the candidates is also reported. For
+    second stage, then all other items in the order of the first. The recall of the candidates is also reported. For
     other first-stage vectors, override `text_vectors` and `video_vectors`.
 
     Args:
         candidates: number k of gallery items of each query that are reranked (paper: 256 include the top ten of GARE).
         mask_frames: exclusion of padded frames from the mean; GARE's released mean counts them.
+        reranker: second stage that scores captions with video files instead of the method's score.
+        scores_folder: folder for the reranker's scores, which are written after each video and not computed again.
     """
 
-    def __init__(self, candidates: Count = 256, mask_frames: bool = False) -> None:
+    def __init__(
+        self,
+        candidates: Count = 256,
+        mask_frames: bool = False,
+        reranker: Reranker | None = None,
+        scores_folder: Annotated[str, Role.MACHINE] = "runs/reranked",
+    ) -> None:
         self.candidates = candidates
         self.mask_frames = mask_frames
-        self.name = f"two stages ({candidates} candidates)"
+        self.reranker = reranker
+        self.scores_folder = scores_folder
+        by = "" if reranker is None else f" reranked by {reranker.name}"
+        self.name = f"two stages ({candidates} candidates{by})"
         self._found: dict[Direction, Tensor] = {}
+        self._reranked: RerankedPairs | None = None
         check(self)
 
     def text_vectors(self, text: TextFeatures) -> Tensor:
@@ -62,13 +78,17 @@ class TwoStage(Normalizer):
                 "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
             )
         direction = context.direction
-        queries = self.text_vectors(source.texts.float()).to(source.device)
-        gallery = self.video_vectors(source.videos.float()).to(source.device)
-        if direction == "video-to-text":
-            queries, gallery = gallery, queries
-        block = max(1, min(QUERIES_PER_BLOCK, source.budget // (16 * max(len(gallery), 1))))
-        chosen = self._found[direction] = nearest(queries, gallery, self.candidates, block)
-        scored = _candidate_scores(source, chosen, direction) if source is not scores else None
+        queries, gallery = self._vectors(source, direction)
+        chosen = self._found[direction] = self._candidates(source, direction)
+        scored = None
+        if self.reranker is not None:
+            if self._reranked is None:
+                directions: list[Direction] = ["text-to-video", "video-to-text"] if context.both else [direction]
+                asked = [_keys(self._candidates(source, each), source, each).flatten() for each in directions]
+                self._reranked = rerank(self.reranker, source, torch.cat(asked).unique(), Path(self.scores_folder))
+            scored = self._reranked.of(_keys(chosen, source, direction)).to(source.device)
+        elif source is not scores:
+            scored = _candidate_scores(source, chosen, direction)
         queries, gallery = unit(queries).double(), unit(gallery).double()
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -81,6 +101,18 @@ class TwoStage(Normalizer):
 
         return adjust
 
+    def _vectors(self, source: PairScores, direction: Direction) -> tuple[Tensor, Tensor]:
+        """Return the first-stage vectors of the queries (Q, D) and of the gallery (G, D)."""
+        texts = self.text_vectors(source.texts.float()).to(source.device)
+        videos = self.video_vectors(source.videos.float()).to(source.device)
+        return (texts, videos) if direction == "text-to-video" else (videos, texts)
+
+    def _candidates(self, source: PairScores, direction: Direction) -> Tensor:
+        """Return the gallery items (Q, k) of each query, best first."""
+        queries, gallery = self._vectors(source, direction)
+        block = max(1, min(QUERIES_PER_BLOCK, source.budget // (16 * max(len(gallery), 1))))
+        return nearest(queries, gallery, self.candidates, block)
+
     @override
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
         recalls = {}
@@ -91,6 +123,12 @@ class TwoStage(Normalizer):
                 chosen = videos[chosen[own]]
             found = (chosen == own[:, None]).any(1).double()
             recalls[f"recall of the {self.candidates} candidates, {direction}"] = 100.0 * float(found.mean())
+            if self._reranked is not None:
+                first = (chosen[:, 0] == own).double().mean()
+                recalls[f"R@1 before reranking, {direction}"] = 100.0 * float(first)
+        if self._reranked is not None:
+            recalls["reranked pairs (number)"] = len(self._reranked.keys)
+            recalls["time per reranked pair (s)"] = self._reranked.seconds
         return recalls
 
 
@@ -162,3 +200,11 @@ def _candidate_scores(source: PairScores, chosen: Tensor, direction: Direction) 
     if scores.isnan().any():
         raise UserError(f"{int(scores.isnan().sum())} of {scores.numel()} candidates' scores are NaN")
     return scores
+
+
+def _keys(candidates: Tensor, source: PairScores, direction: Direction) -> Tensor:
+    """Return the keys (Q, k) of the pairs of queries and candidates: video * N + text."""
+    queries = torch.arange(len(candidates))[:, None]
+    candidates = candidates.cpu()
+    texts, videos = (queries, candidates) if direction == "text-to-video" else (candidates, queries)
+    return videos * source.queries + texts

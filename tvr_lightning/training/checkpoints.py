@@ -126,10 +126,10 @@ def check_trusted(path: Path, sections: Mapping[str, Any], trusted: Sequence[str
 
 
 def named_code(value: Any) -> Iterator[str]:
-    """Yield the modules of all classes in options, and the repositories (with a `/`) whose code they trust."""
+    """Yield the modules of all classes and functions in options, and the repositories (with a `/`) that they trust."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in ("class_path", "_class_path"):
+            if key in ("class_path", "_class_path", "function"):
                 yield from filter(None, [str(item).rpartition(".")[0]])
             else:
                 yield from named_code(item)

@@ -1,0 +1,202 @@
+"""Rerankers: models that score captions with a video file, as the second stage of retrieval."""
+
+import importlib
+import json
+import secrets
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
+from tvr_lightning.errors import UserError
+from tvr_lightning.media.sampling import Span
+from tvr_lightning.media.video import read_clip
+from tvr_lightning.option_types import Count, FrameSampling, Role, check
+
+LARGEST = 1e5  # magnitude of a score, so that all candidates rank before the other items
+TICKS = 1000.0  # per second, in which processors get the times of frames
+
+
+class Reranker(ABC):
+    """Model that scores captions with a video file and sees nothing else about both.
+
+    Attributes:
+        name: name in result tables.
+        takes_spans: whether it can score a part of a file.
+        noise: largest change of a score that counts as rounding, in standard deviations of the scores.
+    """
+
+    name: str
+    takes_spans = True
+    noise = 1e-3
+
+    @abstractmethod
+    def score(self, captions: Sequence[str], video: Path, span: Span | None = None) -> Sequence[float]:
+        """Return finite scores of N captions with a video file, or with a span of it in seconds; higher is better."""
+
+    def load(self) -> None:  # noqa: B027  functions have no weights
+        """Load the weights, before the first score."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that scores depend on, for finding stored ones."""
+        return {"name": self.name}
+
+    def checked(self, captions: Sequence[str], video: Path, span: Span | None = None) -> list[float]:
+        """Return the scores under a neutral name of the file, or refuse them."""
+        with neutral_link(video) as link:
+            scores = [float(score) for score in self.score(captions, link, span)]
+        if len(scores) != len(captions) or not all(abs(score) <= LARGEST for score in scores):
+            raise UserError(
+                f"The reranker {self.name} returned {scores[:3]} for {len(captions)} captions; expected one "
+                f"number from {-LARGEST:g} to {LARGEST:g} each."
+            )
+        return scores
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the reranker itself, because weights can be large and never change."""
+        return self
+
+
+class FunctionReranker(Reranker):
+    """Function of a caption and a video file that returns a score.
+
+    Args:
+        function: the function, or its import path, such as `my_module.my_function`.
+    """
+
+    takes_spans = False
+
+    def __init__(self, function: str | Callable[[str, Path], float]) -> None:
+        if isinstance(function, str):
+            module, _, name = function.rpartition(".")
+            try:
+                function = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise UserError(
+                    f"The reranker {function} cannot be imported ({error}). Check its import path."
+                ) from error
+        if not callable(function):
+            raise UserError(f"The reranker {function!r} is not a function of a caption and a video file.")
+        self.function = function
+        self.name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+    @override
+    def score(self, captions: Sequence[str], video: Path, span: Span | None = None) -> Sequence[float]:
+        return [self.function(caption, video) for caption in captions]
+
+
+class CrossEncoderReranker(Reranker):
+    """Model of sentence-transformers that scores pairs of a caption and a video, such as Qwen3-VL-Reranker.
+
+    Scores are the model's logits, for a model of yes and no their difference. Frames keep their aspect ratio and real
+    times, and the model's processor resizes them.
+
+    Args:
+        weights: repository on the Hugging Face Hub, read from its cache, or folder.
+        instruction: instruction for all pairs; by default that of the model's configuration.
+        frames: maximum number of frames of a video.
+        sampling: rule for selecting them.
+        batch_size: number of captions per pass, each with its own copy of the video.
+        dtype: data type of the weights; logits are computed in float32.
+        device: device of the model; a GPU by default if available.
+        trust_remote_code: whether to run the code of the repository, which some models need.
+    """
+
+    def __init__(
+        self,
+        weights: Annotated[str, Role.FILE],
+        instruction: str | None = None,
+        frames: Count = 64,
+        sampling: FrameSampling = "one-fps-uniform",
+        batch_size: Annotated[Count, Role.MACHINE] = 1,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        device: Annotated[str | None, Role.MACHINE] = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        optional("sentence_transformers", "vlm", f"the reranker {weights}")
+        fix = f"{how_to_download(weights)}, or name a folder."
+        self.folder = repository_folder(
+            weights, ["modules.json", "config.json"], f"the reranker {weights} is missing", fix
+        )
+        modules = self.folder / "modules.json"
+        listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+        kinds = [str(module["type"]) for module in listed]
+        if not any("cross_encoder" in kind for kind in kinds):
+            raise UserError(f"{weights} is not saved as a CrossEncoder of sentence-transformers. Choose a reranker.")
+        own = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+        if own and not trust_remote_code:
+            raise UserError(f"{weights} runs its own code ({own[0]}). If you trust it, set trust_remote_code: true.")
+        if not any("video" in path.read_text(encoding="utf-8") for path in self.folder.rglob("*processor_config.json")):
+            raise UserError(f"{weights} does not accept video. Choose a reranker for text and video.")
+        self.name, self.instruction, self.frames, self.sampling = weights, instruction, frames, sampling
+        self.batch_size, self.dtype, self.device, self.trust_remote_code = batch_size, dtype, device, trust_remote_code
+        self.noise = 0.1 if dtype == "bfloat16" else 1e-3
+        self._model: Any = None
+        check(self)
+
+    @override
+    def settings(self) -> dict[str, Any]:
+        files = [path for path in sorted(self.folder.rglob("*")) if path.suffix in (".json", ".safetensors", ".bin")]
+        return {
+            "name": self.name,
+            "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+            "options": [self.instruction, self.frames, self.sampling, self.dtype],
+        }
+
+    @override
+    def load(self) -> None:
+        from sentence_transformers import CrossEncoder
+
+        if self._model is not None:
+            return
+        model = self._model = CrossEncoder(
+            str(self.folder), device=self.device, local_files_only=True, trust_remote_code=self.trust_remote_code,
+            model_kwargs={"dtype": self.dtype}, activation_fn=torch.nn.Identity(),
+        )  # fmt: skip
+        heads = [name for name, part in model.named_modules() if name.endswith("lm_head")]
+        model.set_keep_in_fp32_modules(heads)
+
+    @override
+    def score(self, captions: Sequence[str], video: Path, span: Span | None = None) -> Sequence[float]:
+        self.load()
+        clip = read_clip(video, self.frames, np.asarray, self.sampling, span)
+        frames, times = clip.pixels[clip.frame_mask], clip.timestamps[clip.frame_mask]
+        if len(frames) % 2:  # two frames are one patch over time
+            frames, times = torch.cat([frames, frames[-1:]]), torch.cat([times, times[-1:]])
+        described = {
+            "fps": TICKS,
+            "frames_indices": (times * TICKS).round().int().tolist(),
+            "total_num_frames": int(clip.duration * TICKS),
+            "duration": clip.duration,
+        }
+        scores: list[float] = []
+        for start in range(0, len(captions), self.batch_size):
+            pairs = [(caption, {"video": frames}) for caption in captions[start : start + self.batch_size]]
+            options = {"video": {"do_sample_frames": False, "video_metadata": [described] * len(pairs)}}
+            scores += self._model.predict(
+                pairs, prompt=self.instruction, batch_size=self.batch_size, processing_kwargs=options
+            ).tolist()
+        return scores
+
+
+def reranker_of(name: str, device: str | None = None) -> Reranker:
+    """Return the reranker of a name: the folder or repository of a CrossEncoder, or the import path of a function."""
+    if "/" in name or Path(name).is_dir():
+        return CrossEncoderReranker(name, device=device)
+    return FunctionReranker(name)
+
+
+@contextmanager
+def neutral_link(video: Path) -> Iterator[Path]:
+    """Yield a link to a file under a random name in a private folder, so that its name reveals nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / f"{secrets.token_hex(8)}{video.suffix}"
+        link.symlink_to(video.resolve())
+        yield link
