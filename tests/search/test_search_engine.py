@@ -304,3 +304,21 @@ def test_gaid_scores_use_the_audio_of_videos_that_have_some(tmp_path):
     assert sorted(changes) == ["high.mkv", "low.mkv", "middle.mkv"]
     assert all(abs(change) > 1e-6 for change in changes.values())
     assert len({round(change, 7) for change in changes.values()}) == 3
+
+
+def by_duration(caption, video):
+    return float(len(caption)) - video.stat().st_size / 1e6
+
+
+def test_a_reranker_of_files_ranks_only_the_candidates(small_index):
+    name = f"{by_duration.__module__}.by_duration"
+    with Searcher(small_index, rerank=name) as own:
+        found = find(own, "a red square", candidates=3, top=3)
+        assert (found.rerank, found.candidates) == (name, 3)
+        nearest = find(own, "a red square", rerank="none", top=3).results
+        assert {r.id for r in found.results} == {r.id for r in nearest}
+        assert [r.score for r in found.results] == sorted((r.score for r in found.results), reverse=True)
+        for result in found.results:
+            assert result.score == pytest.approx(by_duration("a red square", Path(result.path)), abs=1e-6)
+    with Searcher(small_index) as without, pytest.raises(SearchError, match="no scorer"):
+        find(without, "a red square", rerank=name)

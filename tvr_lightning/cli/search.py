@@ -15,6 +15,7 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
 
 CAPTIONS_SHOWN = 2
+RERANK = "scorer of the index, CrossEncoder, or module.function that ranks the candidates; none keeps their order"
 
 
 def index(
@@ -97,7 +98,7 @@ def search(
     video: Annotated[File | None, "example clip instead of or in addition to text"] = None,
     image: Annotated[File | None, "example image instead of or in addition to text"] = None,
     top: Annotated[Count, "number of results"] = 10,
-    rerank: Annotated[str | None, "scorer that ranks the candidates, such as gare; none keeps their order"] = None,
+    rerank: Annotated[str | None, RERANK] = None,
     candidates: Annotated[Count, "number of segments that this scorer ranks"] = 256,
     normalize: Annotated[Normalize, "sinkhorn balances the results; the index needs a --bank"] = "none",
     folder: Annotated[str | None, "folder whose videos may be found, relative to an indexed folder"] = None,
@@ -119,7 +120,7 @@ def search(
         from tvr_lightning.search.engine import Searcher
         from tvr_lightning.search.query import SearchQuery, sentence
 
-        with Searcher(index, chosen_device(device), trust) as searcher:
+        with Searcher(index, chosen_device(device), trust, rerank) as searcher:
             example = video or image
             like = searcher.add_example(example, "image" if image else "clip") if example else None
             try:
@@ -147,6 +148,7 @@ def serve(
     max_upload_mib: Annotated[Count, "maximum size of an example clip in MiB"] = 64,
     max_pending: Annotated[Count, "maximum number of pending searches, and of uploads; more get status 429"] = 16,
     videos: Annotated[list[Folder], "folder whose videos may be served; the indexed ones by default"] = [],
+    rerank: Annotated[str | None, RERANK] = None,
     trust: Trust = [],
     device: Device = None,
 ) -> None:
@@ -160,7 +162,7 @@ def serve(
         from tvr_lightning.search.server import serve as serve_index
 
     options = ServerOptions(host, port, token, max_upload_mib * 2**20, max_pending, videos=tuple(videos))
-    with Searcher(index, chosen_device(device), trust) as searcher:
+    with Searcher(index, chosen_device(device), trust, rerank) as searcher:
         serve_index(searcher, options)
 
 

@@ -19,13 +19,15 @@ from torch import Tensor
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.evaluation.normalization import Context, SinkhornBias
+from tvr_lightning.evaluation.reranker import reranker_of
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.image import read_image
 from tvr_lightning.media.video import probe
 from tvr_lightning.search.catalog import Catalog, SpanRow
-from tvr_lightning.search.errors import SearchError, UnknownVideoError
+from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import relative
 from tvr_lightning.search.query import SearchQuery
 from tvr_lightning.search.relevance import Scale, judge
@@ -64,9 +66,12 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         path: Folder of the index.
         device: Device for the methods.
         trust: Modules whose classes the checkpoints may also name. Their code is run.
+        rerank: Scorer that ranks the candidates by default, or another reranker by name (`reranker_of`).
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu", trust: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: str | Path, device: str = "cpu", trust: Sequence[str] = (), rerank: str | None = None
+    ) -> None:
         with contextlib.ExitStack() as undo:
             self.catalog = Catalog(Path(path))
             undo.callback(self.catalog.close)
@@ -77,6 +82,9 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
             undo.pop_all()
         self.first = next(iter(self.scorers))
         """Name of the scorer whose vectors the first stage compares."""
+        self.default = rerank or self.first
+        other = self.default not in (NONE, *self.scorers) and ("." in self.default or "/" in self.default)
+        self.reranker = reranker_of(self.default, device) if other else None
         self._lock = threading.Lock()
         self._features = lru_cache(SPANS_IN_MEMORY)(self.catalog.features)
         self._biases = lru_cache(1)(self._compute_biases)
@@ -91,11 +99,11 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
 
         The score by an example is the mean, over the example's frames, of the best cosine with a frame of the segment.
         """
-        rerank = query.rerank or self.first
-        if rerank not in (NONE, *self.scorers):
+        rerank = query.rerank or self.default
+        if rerank not in (NONE, *self.rerankers):
             raise SearchError(
-                f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.scorers)} and none. Index also with "
-                "--ckpt_path of that method."
+                f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.rerankers)} and none. Index also "
+                "with --ckpt_path of that method, or name the folder of a CrossEncoder, or a function as module.function."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
         # The biases take long, so before the lock of the search.
@@ -105,7 +113,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
             method = rerank if text else "frames"
             answer = Answer(shown, method, query.normalize, len(rows), self.catalog.count())
-            if any(self.scorers[name].truncated(text) for name in {self.first, rerank} - {NONE}):
+            if any(self.scorers[name].truncated(text) for name in {self.first, rerank} & {*self.scorers}):
                 words = self.scorers[self.first].module.words
                 answer.notes.append(f"the query is too long; only the first {words} tokens are used")
             if not rows:
@@ -201,6 +209,21 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         context = Context(bank=scores, temperature=scorer.module.score_temperature())
         return dict(zip(keys, SinkhornBias().gallery_bias(scores, context).tolist(), strict=True))
 
+    @property
+    def rerankers(self) -> list[str]:
+        """Names of everything that can rank the candidates of a text."""
+        return [*self.scorers, *([self.default] if self.reranker else [])]
+
+    def _reranked(self, text: str, rows: list[SpanRow]) -> Tensor:
+        """Return the scores (S,) of segments by the reranker, which gets whole files if it does not take spans."""
+        assert self.reranker is not None
+        spans = [(row.video.path, (row.start, row.end) if self.reranker.takes_spans else None) for row in rows]
+        try:
+            found = {span: self.reranker.checked([text], *span)[0] for span in dict.fromkeys(spans)}
+        except MediaError as error:
+            raise UnreadableError(f"{error}. Update the index: tvr index --out INDEX") from error
+        return torch.tensor([found[span] for span in spans])
+
     def _rank(
         self,
         rows: list[SpanRow],
@@ -212,11 +235,13 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         top: int,
     ) -> list[Result]:
         """Score the candidates (S,) and return the best videos."""
-        name = rerank if text and rerank != NONE else self.first
+        name = rerank if text and rerank in self.scorers else self.first
         scorer = self.scorers[name]
         encoded = scorer.encode_texts([text]) if text else None
         scores = []
-        if encoded is not None and rerank != NONE:
+        if encoded is not None and rerank not in (NONE, *self.scorers):
+            scores.append(self._reranked(text, rows))
+        elif encoded is not None and rerank != NONE:
             videos = VideoFeatures.cat([self._features(row.key, name)[0] for row in rows])
             scores.append(scorer.score(encoded, videos)[0])
         elif encoded is not None:

@@ -23,7 +23,7 @@ class SearchQuery(BaseModel, extra="forbid"):
     query: str = Field("", max_length=MAX_TEXT, description="description of the videos to find")
     like: str | None = Field(None, pattern=ID, description="ID of a video or of an uploaded example")
     top: int = Field(10, ge=1, le=1000, description="number of results")
-    rerank: str | None = Field(None, max_length=100, description="scorer of the second stage, or none")
+    rerank: str | None = Field(None, max_length=MAX_TEXT, description="scorer of the second stage, or none")
     candidates: int = Field(256, ge=1, le=4096, description="number of segments that the second stage scores")
     normalize: Normalize = "none"
     folder: str | None = Field(None, max_length=MAX_TEXT, description="folder inside an indexed one")

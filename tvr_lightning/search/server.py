@@ -248,7 +248,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         """Return the numbers of videos, the scorers, and the folders."""
         return IndexFacts(
             videos=catalog.count(),
-            scorers=list(searcher.scorers),
+            scorers=searcher.rerankers,
             normalize=["none", "sinkhorn"] if catalog.fact("bank") else ["none"],
             folders=searcher.folders(),
             skipped=len(catalog.skipped()),
