@@ -103,7 +103,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         if rerank not in (NONE, *self.rerankers):
             raise SearchError(
                 f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.rerankers)} and none. Index also "
-                "with --ckpt_path of that method, or name the folder of a CrossEncoder, or a function as module.function."
+                "with --ckpt_path of that method, or name a CrossEncoder's folder or a function, as in module.function."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
         # The biases take long, so before the lock of the search.
