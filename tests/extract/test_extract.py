@@ -381,6 +381,26 @@ def test_stored_pixels_are_augmented_in_training_only(dataset, tmp_path, augment
     assert torch.equal(*shown)
 
 
+def test_frames_of_any_size_are_stored_with_their_times(dataset, tmp_path):
+    sizes = {"resize_mode": "unchanged", "sampling": "uniform-floor"}
+    store = pixels_of(dataset, tmp_path / "store", **sizes)
+    decoded, read = (without_audio(dataset, **sizes, pixels=each) for each in (None, store.out))
+    for data in (decoded, read):
+        data.setup("test")
+    for one, other in zip(decoded.test_dataloader()[1], read.test_dataloader()[1], strict=True):
+        one, other = one.video, other.video
+        assert all(map(torch.equal, one.pixels, other.pixels))
+        assert torch.equal(one.frame_mask, other.frame_mask)
+        assert torch.equal(one.times, other.times)
+        assert [len(clip) for clip in one.pixels] == one.frame_mask.sum(1).tolist()
+        assert (one.times[:, 1:] > 0).all()
+    encoder = encoders()[0]
+    encoder.resize_mode = "unchanged"
+    assert verify(source_of_data(without_audio(dataset, **sizes)), encoder, None, store) == {"pixels": 0.0}
+    with pytest.raises(UserError, match="augmentation 'crop-flip' makes frames square"):
+        without_audio(dataset, **sizes, augmentation="crop-flip")
+
+
 def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp_path):
     out = tmp_path / "store"
     recipe = small_run(msrvtt, tmp_path)[:6]  # options of the dataset and its frames

@@ -4,12 +4,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvr_lightning.media.sampling import Declared, sample_frames
 
-ALL = ("one-fps-uniform", "segment-centres", "segment-random", "head", "tail")
+ALL = (
+    "one-fps-uniform", "segment-centres", "segment-random", "head", "tail", "uniform-floor", "uniform-round",
+    "one-fps-even",
+)  # fmt: skip
 
 
 def constant(count: int, rate: float) -> tuple[np.ndarray, float]:
@@ -144,3 +148,30 @@ def test_invalid_spans_and_a_missing_generator_are_refused(options, message):
     arguments = {"times": np.arange(10.0), "duration": 10.0, "frames": 4, "sampling": "segment-centres"} | options
     with pytest.raises(ValueError, match=message):
         sample_frames(**arguments)
+
+
+def qwen_number(count: int, seconds: float, most: int) -> int:
+    """Number of frames by qwen-vl-utils' rule at one frame per second (`smart_nframes`)."""
+    bounded = min(min(max(seconds, 4), most // 2 * 2), count)
+    return int(bounded // 2 * 2)
+
+
+@given(st.integers(2, 900), st.integers(1, 60), st.integers(4, 64))
+@settings(max_examples=100, deadline=None)
+def test_rules_of_vision_language_models_spread_over_the_whole_clip(count, rate, frames):
+    clip = constant(count, float(rate))
+    evenly = sample_frames(*clip, frames, "uniform-floor").tolist()
+    assert evenly == ([i * count // frames for i in range(frames)] if count > frames else list(range(count)))
+    found = sample_frames(*clip, frames, "one-fps-even").tolist()
+    number = qwen_number(count, count / rate, frames)
+    assert found == torch.linspace(0, count - 1, number).round().long().tolist()
+    rounded = sample_frames(*clip, frames, "uniform-round").tolist()
+    assert rounded == torch.linspace(0, count - 1, min(frames, count)).round().long().tolist()
+    assert sample_frames(*constant(1, 10.0), frames, "one-fps-even").tolist() == [0]
+
+
+def test_rules_of_vision_language_models_stay_in_the_span():
+    clip = constant(100, 10.0)
+    assert sample_frames(*clip, 5, "uniform-floor", (2.0, 4.0)).tolist() == [20, 24, 28, 32, 36]
+    assert sample_frames(*clip, 8, "one-fps-even", (2.0, 7.0)).tolist() == [20, 36, 53, 69]
+    assert sample_frames(*clip, 3, "uniform-round", (2.0, 4.0)).tolist() == [20, 30, 39]

@@ -112,21 +112,31 @@ def no_audio(options: AudioOptions, frames: int) -> AudioInput:
     return audio_input(track, options, torch.zeros(frames), torch.zeros(frames, dtype=torch.bool), 0.0)[:0]
 
 
+def frames_media(clip: DecodedClip, start: float, is_square: bool) -> Media:
+    """Return the frames of a clip that starts at `start` seconds as silent media (M = 1)."""
+    if is_square:
+        return Media(clip.pixels[None], clip.frame_mask[None])
+    times = (clip.timestamps - start).clamp(min=0)
+    return Media([clip.pixels[clip.frame_mask]], clip.frame_mask[None], times=times[None])
+
+
 def clip_media(
     clip: DecodedClip,
     path: Path,
     span: tuple[float, float] | None,
     options: AudioOptions | None,
     on_corrupt: Literal["error", "skip"] = "skip",
+    is_square: bool = True,
 ) -> Media:
     """Return a decoded clip as media (M = 1), with its audio if there are options for it.
 
-    With `on_corrupt` skip, a broken track is read as far as possible and listed in `problems`.
+    With `on_corrupt` skip, a broken track is read as far as possible and listed in `problems`. Frames that are not
+    `is_square` keep their own size.
     """
-    media = Media(clip.pixels[None], clip.frame_mask[None])
+    start, end = span or (0.0, clip.duration)
+    media = frames_media(clip, start, is_square)
     if options is None:
         return media
-    start, end = span or (0.0, clip.duration)
     end = min(end, clip.duration)
     track = read_audio(path, span=(start, end), on_corrupt=on_corrupt)
     media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, end - start)

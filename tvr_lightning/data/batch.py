@@ -44,15 +44,18 @@ class Media(FeatureBatch):
 
     Attributes:
         pixels: (M, F, 3, S, S) uint8 RGB, or float16 if resized without antialiasing; padded frames are zero. The
-            encoder normalizes on its device.
+            encoder normalizes on its device. If frames keep their own size, a list of M clips (K, 3, H, W) without
+            padding.
         frame_mask: (M, F) bool, True for frames that are not padding.
         audio: Input of the audio encoder (log-mel or waveform) with the steps of each frame, if audio is read.
+        times: (M, F) float32, seconds from the start of the clip to each frame, if frames keep their own size.
         problems: "path: reason" for each damaged audio track, of which only the readable part is used.
     """
 
-    pixels: Tensor
+    pixels: Tensor | list[Tensor]
     frame_mask: Tensor
     audio: AudioInput | None = None
+    times: Tensor | None = None
     problems: list[str] = field(default_factory=list, metadata=WHOLE)
 
 

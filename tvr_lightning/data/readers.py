@@ -40,9 +40,9 @@ class MediaReader:
     tokenize: Callable[[list[str]], Tokens] | None = None
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
-        """Return Media with pixels (1, F, 3, S, S), frame_mask (1, F)."""
+        """Return Media of one clip: pixels (1, F, 3, S, S) or one (K, 3, H, W), frame_mask (1, F)."""
         clip = read_clip(video.path, self.frames, self._transform(generator), self.sampling, video.span, generator)
-        return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt)
+        return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt, self.preparation.is_square)
 
     def _transform(self, generator: np.random.Generator | None) -> FrameTransform:
         if generator is None:
@@ -50,7 +50,7 @@ class MediaReader:
         return draw_augmentation(self.augmentation, self.preparation, generator)
 
     def augmented(self, pixels: Tensor, generator: np.random.Generator | None) -> Tensor:
-        """Return prepared frames (1, F, 3, S, S) after the augmentation, which here follows the resizing."""
+        """Return prepared frames (1, F, 3, H, W) after the augmentation, which here follows the resizing."""
         if generator is None or self.augmentation == "none":
             return pixels
         change = self._transform(generator)
@@ -61,9 +61,11 @@ class MediaReader:
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""
         size, dtype = self.preparation.image_size, torch.uint8 if self.preparation.antialias else torch.float16
+        is_square = self.preparation.is_square
         return Media(
-            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype),
+            pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype) if is_square else [],
             frame_mask=torch.zeros(0, self.frames, dtype=torch.bool),
+            times=None if is_square else torch.zeros(0, self.frames),
             audio=None if self.audio is None else no_audio(self.audio, self.frames),
         )
 
@@ -102,8 +104,9 @@ class StoreReader:
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media | VideoFeatures:
         """Return Media with pixels (1, F, 3, S, S) or features with frames (1, F, D)."""
         if self.media is not None:
-            pixels, mask = self.store.read("pixels", [self.key(video)])
-            return Media(self.media.augmented(pixels, generator), mask)
+            pixels, mask, *times = (tensor[None] for tensor in self.store.item("pixels", self.key(video)))
+            pixels = self.media.augmented(pixels, generator)
+            return Media(list(pixels) if times else pixels, mask, times=times[0] if times else None)
         return self.store.video([self.key(video)], "patches" in self.store.parts)
 
     def empty(self) -> Media | VideoFeatures:

@@ -69,6 +69,11 @@ class ReadableDataset(AnnotatedDataset):
         if self.pixels is not None and (self.features is not None or self.audio is not None):
             other = "audio" if self.features is None else "features"
             raise UserError(f"pixels {self.pixels!r} are stored frames without {other}; unset pixels or {other}")
+        if self.augmentation == "crop-flip" and not self.preparation.is_square:
+            raise UserError(
+                "augmentation 'crop-flip' makes frames square, but the encoder takes them in their own size; set it to "
+                "none or rand-augment"
+            )
         if self.sampling == "segment-random":
             raise UserError(
                 "sampling 'segment-random' would make evaluation random; set it as train_sampling and keep a "

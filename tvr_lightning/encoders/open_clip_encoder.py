@@ -154,6 +154,7 @@ class OpenClipEncoder(Encoder):
 
     @override
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
+        assert isinstance(media.pixels, Tensor)
         pixels = media.pixels.to(self.pixel_mean.device, non_blocking=True)
         if pixels.dtype not in (torch.uint8, torch.float16):
             raise UserError(f"pixels are {pixels.dtype}; expected uint8 or float16 from 0 to 255")

@@ -21,7 +21,7 @@ from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from tvr_lightning.encoders.hub import MissingWeightsError, probe
 from tvr_lightning.errors import UserError
-from tvr_lightning.media.preparation import Interpolation, ResizeMode
+from tvr_lightning.media.preparation import Interpolation, SquareMode
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _saved_configuration(folder: Path) -> dict[str, Any]:
 def frame_preprocessing(settings: Mapping[str, Any], source: str) -> PreprocessCfg:
     """Return the frame preprocessing of an open_clip tag or folder (`source`); missing settings are those of CLIP."""
     found = {**merge_preprocess_dict(PreprocessCfg(), dict(settings)), "size": PreprocessCfg.size}
-    supported = {"interpolation": get_args(Interpolation), "resize_mode": get_args(ResizeMode)}
+    supported = {"interpolation": get_args(Interpolation), "resize_mode": get_args(SquareMode)}
     for name, choices in (supported | {"fill_color": (0,), "mode": ("RGB",)}).items():
         if found[name] not in choices:
             raise UserError(

@@ -16,9 +16,20 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.extract.plan import ExtractOptions
+from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.read_many import attempt, read_many
 from tvr_lightning.store import Part
+
+
+@dataclass
+class PartBatch(FeatureBatch):
+    """Part of K videos: values (K, ...) or a list of K tensors, mask (K, F), and times (K, F) of a list of pixels."""
+
+    values: Tensor | list[Tensor]
+    mask: Tensor
+    times: Tensor | None = None
+
 
 Models = tuple[Encoder, AudioEncoder | None]
 Group = tuple[Sequence[Part], list[int]]  # parts to extract, and the positions of the videos of one batch
@@ -37,7 +48,7 @@ class ExtractBatch:
 
     failed: dict[int, str]  # reason for each unreadable video, by its position in the batch
     media: Media | None  # K readable videos; None if there are none, or after encoding
-    features: dict[Part, tuple[Tensor, Tensor]] = field(default_factory=dict)  # (K, ...) and mask (K, F), on the CPU
+    features: dict[Part, PartBatch] = field(default_factory=dict)  # on the CPU
     problems: list[str] = field(default_factory=list)  # "path: reason" for each partly damaged audio track
 
     def encode(self, parts: Sequence[Part], models: Models, device: str) -> None:
@@ -48,15 +59,14 @@ class ExtractBatch:
         media = self.media.to(device)
         self.media, self.problems = None, media.problems
         if "pixels" in parts:
-            self.features["pixels"] = (media.pixels.cpu(), media.frame_mask.cpu())
+            self.features["pixels"] = PartBatch(media.pixels, media.frame_mask, media.times).to("cpu")
         if "frames" in parts or "patches" in parts:
             features = encoder.encode_video(media, patches="patches" in parts)
-            self.features["frames"] = (features.frames.cpu(), features.frame_mask.cpu())
+            self.features["frames"] = PartBatch(features.frames, features.frame_mask).to("cpu")
             if features.patches is not None:
-                self.features["patches"] = (features.patches.cpu(), features.frame_mask.cpu())
+                self.features["patches"] = PartBatch(features.patches, features.frame_mask).to("cpu")
         if audio_encoder is not None and "audio" in parts:
-            audio, mask = audio_encoder.encode_audio(media)
-            self.features["audio"] = (audio.cpu(), mask.cpu())
+            self.features["audio"] = PartBatch(*audio_encoder.encode_audio(media)).to("cpu")
 
 
 def read_batches(

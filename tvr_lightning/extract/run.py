@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from rich.progress import Progress
-from torch import Tensor
 
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.extract.batches import Models, read_batches, start_inference
+from tvr_lightning.extract.batches import Models, PartBatch, read_batches, start_inference
 from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
@@ -149,7 +148,7 @@ class _Extraction:
         groups = [(lacking, group) for lacking, batches in shards for group in batches]
         encoded = read_batches([record for record, _ in videos], groups, self.source.read, self.models, self.options)
         for lacking, batches in shards:
-            features: dict[Part, list[tuple[Tensor, Tensor]]] = {part: [] for part in lacking}
+            features: dict[Part, list[PartBatch]] = {part: [] for part in lacking}
             read: list[StoreItem] = []
             failed: list[tuple[StoreItem, str]] = []
             for group in batches:
@@ -165,10 +164,11 @@ class _Extraction:
                     features[part].append(batch.features[part])
                 self.progress.advance(task, len(group))
             self.report.skipped += [f"{item.path}: {reason}" for item, reason in failed]
-            for part, pairs in features.items():
+            for part, found in features.items():
                 # Without a readable video, the shard records only the skipped ones.
-                values, mask = map(torch.cat, zip(*pairs or [(torch.zeros(0), torch.zeros(0))], strict=True))
-                self._append(part, read, {part: values}, mask, failed)
+                joined = PartBatch.cat(found or [PartBatch(torch.zeros(0), torch.zeros(0))])
+                times = {} if joined.times is None else {"times": joined.times}
+                self._append(part, read, {part: joined.values, **times}, joined.mask, failed)
 
     def _is_done(self, part: Part, item: StoreItem) -> bool:
         """Return whether a part contains or skipped a video whose file is unchanged.

@@ -51,7 +51,7 @@ def verify(
         batch = ExtractBatch({}, source.read(record, None))
         batch.encode(of_videos, models, options.device)
         for part in of_videos:
-            _compare(deviations, item.path, part, store.read(part, [item.key])[0], batch.features[part][0])
+            _compare(deviations, item.path, part, store.item(part, item.key)[0], batch.features[part].values[0])
     for part in of_videos:
         store.require_items(part, {item.key: record.path for record, item in source.videos})
     return deviations

@@ -1,4 +1,4 @@
-"""Conversion of a frame of any size to the square input of an encoder."""
+"""Conversion of a frame of any size to the input of an encoder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,20 @@ from torch.nn import functional
 from tvr_lightning.option_types import Count, check
 
 Interpolation = Literal["bicubic", "bilinear"]
-ResizeMode = Literal["shortest", "longest", "squash"]
+SquareMode = Literal["shortest", "longest", "squash"]
+ResizeMode = Literal[SquareMode, "unchanged"]
 """Rules for resizing a frame that is not square.
 
 - `shortest`: the short side is resized to S, the long one in proportion; the center square is kept (CLIP).
 - `longest`: the long side is resized to S, the short one in proportion; the rest is black.
 - `squash`: both sides are resized to S, so that a wide frame looks narrower (SigLIP, CLIPA, PE-Core).
+- `unchanged`: the frame keeps its size, and its encoder resizes it (models that take videos).
 """
 
 Pixels = NDArray[np.uint8] | NDArray[np.float16]
 """RGB pixels (height, width, 3) from 0 to 255; if resized without antialiasing, float16 that can exceed that range."""
 FrameTransform = Callable[[Image.Image], Pixels]
-"""Transform from an RGB frame of any size to pixels (S, S, 3)."""
+"""Transform from an RGB frame of any size to pixels (S, S, 3), or (H, W, 3) if it stays unchanged."""
 
 _MODES = {
     "shortest": "shortest side, centre crop",
@@ -35,7 +37,7 @@ _MODES = {
 
 @dataclass(frozen=True)
 class Preparation:
-    """Size, filter, and mode of the resizing that an image encoder was trained with.
+    """Size, filter, and mode of the resizing that an encoder was trained with.
 
     Identical to the resizing and cropping of open_clip's `image_transform` on PIL images, pixel for pixel. Without
     antialiasing, identical to X-Pool and T-MASS with the torchvision of their time: tensors resized in floating point,
@@ -50,8 +52,15 @@ class Preparation:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def is_square(self) -> bool:
+        """Whether all frames get the same size."""
+        return self.resize_mode != "unchanged"
+
     def __call__(self, frame: Image.Image) -> Pixels:
-        """Return an RGB frame as (S, S, 3)."""
+        """Return an RGB frame as (S, S, 3), or unchanged as (H, W, 3)."""
+        if not self.is_square:
+            return np.asarray(frame)
         size, sides = self.image_size, frame.size
         if self.resize_mode == "squash":
             scaled = (size, size)
@@ -71,6 +80,8 @@ class Preparation:
 
     def describe(self) -> str:
         """Return a description, which is part of the fingerprints of stored features."""
+        if not self.is_square:
+            return "frames in their own size"
         resizing = f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}"
         return resizing if self.antialias else f"{resizing}, not antialiased"
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tvr_lightning.errors import UserError
@@ -61,6 +62,8 @@ def sample_frames(
         raise UserError("frame sampling 'segment-random' needs a random generator")
     first, last = _on_screen(elapsed, np.array([start, end - 2 * _EPSILON])).tolist()
     count = last - first + 1
+    if sampling in ("uniform-floor", "uniform-round", "one-fps-even"):
+        return first + _spread(count, end - start, frames, sampling)
     positions = _segments(0, count, frames, generator if sampling == "segment-random" else None)
     finish = elapsed[last + 1] if last + 1 < len(elapsed) else max(duration, elapsed[last])
     instants = elapsed[first] + (positions + 0.5) * (finish - elapsed[first]) / count
@@ -93,6 +96,21 @@ def _released(sampling: FrameSampling, count: int, frames: int, span: Span | Non
         if sampling == "round-fps-filled" and 0 < len(positions) < frames:
             positions = np.linspace(first, last, frames).astype(np.int64)
     return _shorten(positions, frames, sampling) if len(positions) else np.array([count - 1])
+
+
+def _spread(count: int, seconds: float, frames: int, sampling: FrameSampling) -> Positions:
+    """Return at most F positions over all `count` frames of a clip, as evaluations of vision-language models do.
+
+    `uniform-floor` is Qwen3-VL-Embedding's evaluation (`save_frames`), `one-fps-even` is qwen-vl-utils' rule for files
+    (`smart_nframes`: one frame per second, an even number, at least 4), and `uniform-round` is MTEB's.
+    """
+    if sampling == "uniform-floor":
+        return np.arange(min(frames, count)) * max(count, frames) // frames
+    chosen = min(frames, count)
+    if sampling == "one-fps-even":
+        chosen = max(min(int(max(seconds, 4)), chosen) // 2 * 2, 1)
+    # In float32, as in the released code, since the order of rounding decides between two frames.
+    return torch.linspace(0, count - 1, chosen).round().long().numpy()
 
 
 def positions_at_rate(times: Times, duration: float, rate: float) -> Positions:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class DecodedClip:
     """F frames of one clip, padded with zeros."""
 
-    pixels: Tensor  # RGB (F, 3, S, S), uint8, or float16 if resized without antialiasing
+    pixels: Tensor  # RGB (F, 3, H, W), uint8, or float16 if resized without antialiasing
     frame_mask: Tensor  # (F,) bool, True for frames, including a repeated last frame
     timestamps: Tensor  # (F,) float32, seconds from the first frame of the file
     duration: float  # of the file's video, in seconds
@@ -66,8 +66,8 @@ def read_parts(
     """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file.
 
     Only the segments that lead to a selected frame are decoded, and only selected frames are converted: `prepare` makes
-    each square. The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which the
-    published results use. A file that is not a video or ends before a selected frame raises VideoError: frames are
+    them equal in size. The rotation stored in the file is applied; pixels are treated as square, as in OpenCV, which
+    the published results use. A file that is not a video or ends before a selected frame raises VideoError: frames are
     never replaced.
     """
     # A single draw, so that choosing again selects the same random frames.
@@ -89,6 +89,8 @@ def read_parts(
             return np.concatenate(chosen).tolist()
 
         images = dict(video.frames(choose, prepare))
+    if len({image.shape for image in images.values()}) > 1:
+        raise VideoError(video.budget.path, "its frames have different sizes")
     clips = []
     for positions in chosen:
         selected = [images[position] for position in positions.tolist()]
@@ -97,7 +99,7 @@ def read_parts(
 
 
 def padded_clip(images: list[Pixels], times: Times, frames: int, duration: float) -> DecodedClip:
-    """Return a clip of up to F images (S, S, 3) and their times in seconds, padded with zeros to F frames."""
+    """Return a clip of up to F images (H, W, 3) and their times in seconds, padded with zeros to F frames."""
     shown = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     pixels, timestamps = shown.new_zeros(frames, *shown.shape[1:]), torch.zeros(frames)
     pixels[: len(shown)], timestamps[: len(shown)] = shown, torch.from_numpy(times)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tvr_lightning.config.check import Source, merge
 from tvr_lightning.config.recipe import recipe_schema
-from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, audio_input, clip_media
+from tvr_lightning.data.audio_alignment import AudioKind, AudioOptions, audio_input, clip_media, frames_media
 from tvr_lightning.data.batch import Media, TextBatch, VideoBatch
 from tvr_lightning.data.readers import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
@@ -27,7 +27,7 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
 from tvr_lightning.media.preparation import FrameTransform
-from tvr_lightning.media.video import read_clip
+from tvr_lightning.media.video import padded_clip, read_clip
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import FrameSampling, check_value, schema_of
@@ -60,7 +60,7 @@ class ScorerSource:
 
 @dataclass(frozen=True)
 class Clip:
-    """One decoded video: pixels (1, F, 3, S, S), the times of the frames (F,), 0 for padding, and the duration in s."""
+    """One decoded video: media of one clip, the times of the frames (F,), 0 for padding, and the duration in s."""
 
     media: Media
     times: Tensor
@@ -100,19 +100,19 @@ class Scorer:
     def read(self, path: Path, prepare: FrameTransform | None = None) -> Clip:
         """Decode a video as in training; `prepare` replaces the encoder's own preparation of a frame."""
         clip = read_clip(path, self.module.frames, prepare or self.preparation, self.sampling)
-        return Clip(clip_media(clip, path, None, self.audio), clip.timestamps, clip.duration)
+        media = clip_media(clip, path, None, self.audio, is_square=self.preparation.is_square)
+        return Clip(media, clip.timestamps, clip.duration)
 
     def still(self, image: Image.Image) -> Clip:
         """Return an RGB image as a silent clip of one second."""
-        frames, size = self.module.frames, self.preparation.image_size
-        square = torch.from_numpy(self.preparation(image).copy()).permute(2, 0, 1)
-        pixels = square.expand(1, frames, 3, size, size).contiguous()
-        times, mask = torch.zeros(frames), torch.ones(1, frames, dtype=torch.bool)
-        media = Media(pixels, mask)
+        frames, is_square = self.module.frames, self.preparation.is_square
+        shown = [self.preparation(image)] * (frames if is_square else min(frames, 2))  # a video model pairs frames
+        clip = padded_clip(shown, np.zeros(len(shown)), frames, 1.0)
+        media = frames_media(clip, 0.0, is_square)
         if self.audio is not None:
             silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), np.zeros(STEPS_PER_SECOND, bool))
-            media.audio = audio_input(silence, self.audio, times, mask[0], 1.0)
-        return Clip(media, times, 1.0)
+            media.audio = audio_input(silence, self.audio, clip.timestamps, clip.frame_mask, 1.0)
+        return Clip(media, clip.timestamps, 1.0)
 
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:

@@ -64,10 +64,10 @@ def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
 
 @dataclass
 class Frame:
-    """One frame of a video that is cut: squares (S, S, 3) by preparation, a small JPEG, and the size in pixels."""
+    """One frame of a video that is cut: inputs (H, W, 3) by preparation, a small JPEG, and the size in pixels."""
 
     compared: NDArray[np.int16]
-    squares: dict[Preparation, Pixels]
+    inputs: dict[Preparation, Pixels]
     jpeg: bytes
     size: tuple[int, int]
 
@@ -134,14 +134,14 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> SegmentClips:
 
     def prepare(image: Image.Image) -> Pixels:
         nonlocal size
-        square = first.preparation(image)
-        size, jpegs[square.tobytes()] = image.size, thumbnail(image)
-        return square
+        pixels = first.preparation(image)
+        size, jpegs[pixels.tobytes()] = image.size, thumbnail(image)
+        return pixels
 
     clips = _read_clips(models, lambda model: model.read(path, prepare if model is first else None))
     media, times = clips[name].media, clips[name].times
     mask = media.frame_mask[0]
-    pixels = media.pixels[0][mask].permute(0, 2, 3, 1).numpy()
+    pixels = media.pixels[0][: int(mask.sum())].permute(0, 2, 3, 1).numpy()
     thumbnails = {time: jpegs[frame.tobytes()] for time, frame in zip(times[mask].tolist(), pixels, strict=True)}
     return SegmentClips(0.0, clips[name].duration, clips, thumbnails, size)
 
@@ -151,8 +151,8 @@ def read_segments(path: Path, models: dict[str, Scorer], rule: Segments) -> Iter
     preparations = {model.preparation for model in models.values()}
 
     def frame(image: Image.Image) -> Frame:
-        squares = {prepare: prepare(image) for prepare in preparations}
-        return Frame(hue_saturation_brightness(image), squares, thumbnail(image), image.size)
+        inputs = {prepare: prepare(image) for prepare in preparations}
+        return Frame(hue_saturation_brightness(image), inputs, thumbnail(image), image.size)
 
     for start, end, frames in cut(frames_at_rate(path, RATE, frame), rule):
         clips = _read_clips(models, partial(_clip, path, (start, end, frames)))
@@ -162,9 +162,10 @@ def read_segments(path: Path, models: dict[str, Scorer], rule: Segments) -> Iter
 
 
 def _clip(path: Path, segment: Segment, model: Scorer) -> Clip:
-    start, end, shown = segment
-    length, frames, seen, times = end - start, model.module.frames, list(shown.values()), np.array(list(shown))
+    start, end, available = segment
+    length, frames, seen, times = end - start, model.module.frames, list(available.values()), np.array(list(available))
     chosen = sample_frames(times - start, length, frames, model.sampling, declared=Declared(RATE, len(times)))
-    squares = [seen[place].squares[model.preparation] for place in chosen.tolist()]
-    clip = padded_clip(squares, times[chosen], frames, end)
-    return Clip(clip_media(clip, path, (start, end), model.audio), clip.timestamps, length)
+    shown = [seen[place].inputs[model.preparation] for place in chosen.tolist()]
+    clip = padded_clip(shown, times[chosen], frames, end)
+    media = clip_media(clip, path, (start, end), model.audio, is_square=model.preparation.is_square)
+    return Clip(media, clip.timestamps, length)

@@ -2,10 +2,11 @@
 
 A store is a folder of shards, safetensors files named `<part>-<number>-<digest>.safetensors`. The tensors of a shard
 contain its n items in order: "sentence" (n, D) and "words" (n, W, D), or a tensor named after the part: (n, F, D), for
-patches (n, F, P, D), for pixels (n, F, 3, S, S) as they were decoded; and "mask" (n, W) or (n, F). The header contains,
-as JSON under the key "tvr", the items, the skipped items, and the fingerprint of the features. The digest covers the
-whole file, so that any changed byte is detected. Shards are written atomically: a store stays valid if its writer is
-killed or the disk is full, and readers need no lock.
+patches (n, F, P, D), for pixels (n, F, 3, S, S) as they were decoded; and "mask" (n, W) or (n, F). Frames that keep
+their own size are one tensor (K, 3, H, W) per item, "pixels/0" and so on, with their "times" (n, F). The header
+contains, as JSON under the key "tvr", the items, the skipped items, and the fingerprint of the features. The digest
+covers the whole file, so that any changed byte is detected. Shards are written atomically: a store stays valid if its
+writer is killed or the disk is full, and readers need no lock.
 """
 
 from __future__ import annotations
@@ -326,18 +327,23 @@ class FeatureStore:
 
     def read(self, part: Part, keys: Sequence[Any]) -> list[Tensor]:
         """Return the tensors of items as they are stored: for M videos, values (M, F, ...) and their mask (M, F)."""
+        return [torch.stack(rows) for rows in zip(*(self.item(part, key) for key in keys), strict=True)]
+
+    def item(self, part: Part, key: Any) -> list[Tensor]:
+        """Return the tensors of one item: (F, ...) and their mask (F,), and the times (F,) of frames of any size."""
         index = self._part(part)
-        for key in keys:
-            if key not in index.places:
-                reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
-                raise StoreError(f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._hint}")
-        places = [index.places[key] for key in keys]
-        for shard, _ in places:
-            if shard not in self._opened:
-                self._check(shard)
-                self._opened[shard] = safe_open(shard.path, framework="pt")
-        tensors = ("sentence", "words", "mask") if part == "text" else (part, "mask")
-        return [torch.stack([self._opened[shard].get_slice(name)[row] for shard, row in places]) for name in tensors]
+        if key not in index.places:
+            reason = f"it was skipped: {index.skipped[key]}" if key in index.skipped else "it is missing"
+            raise StoreError(f"the feature store {self.path} has no features of {_name(key)}: {reason}{self._hint}")
+        shard, row = index.places[key]
+        if shard not in self._opened:
+            self._check(shard)
+            self._opened[shard] = safe_open(shard.path, framework="pt")
+        opened = self._opened[shard]
+        names = ("sentence", "words", "mask") if part == "text" else (part, "mask")
+        if part == "pixels" and "times" in opened.keys():  # noqa: SIM118  not a dict
+            return [opened.get_tensor(f"{part}/{row}"), *(opened.get_slice(name)[row] for name in ("mask", "times"))]
+        return [opened.get_slice(name)[row] for name in names]
 
     def first_video(self, patches: bool = False) -> VideoFeatures:
         """Return the features of the first video, which show the shapes of others."""
@@ -417,13 +423,14 @@ class StoreWriter:
         self,
         part: Part,
         items: Sequence[StoreItem],
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor | list[Tensor]],
         mask: Tensor,
         skipped: Sequence[tuple[StoreItem, str]] = (),
     ) -> None:
         """Write n items and their tensors (n, ...) as one shard, atomically; `mask` is (n, W) or (n, F).
 
-        Tensors are "sentence" and "words", or one named after the part. `skipped` items have reasons.
+        Tensors are "sentence" and "words", or one named after the part; frames of any size are a list of n tensors,
+        with "times". `skipped` items have reasons.
         """
         index = self.parts[part]
         header = ShardHeader(part, index.fingerprint, self.command, self.dtype, list(items), list(skipped))
@@ -442,14 +449,17 @@ class StoreWriter:
         return explain_write_errors(file, kept, f"the command: {self.command}")
 
 
-def _content(header: ShardHeader, tensors: Mapping[str, Tensor], mask: Tensor) -> bytes:
+def _content(header: ShardHeader, tensors: Mapping[str, Tensor | list[Tensor]], mask: Tensor) -> bytes:
     """Return the bytes of a shard, which depend only on its content."""
     rows = {name: len(tensor) for name, tensor in {**tensors, "mask": mask}.items()}
     if header.items and set(rows.values()) != {len(header.items)}:
         raise StoreError(f"{header.part}: {len(header.items)} items, but features {rows}; expected one row per item")
     kept = {"mask": mask.detach().cpu().bool().contiguous()}
-    for name, tensor in tensors.items():
-        dtype = tensor.dtype if name == "pixels" else getattr(torch, header.dtype)
+    named: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        named |= {name: value} if isinstance(value, Tensor) else {f"{name}/{i}": item for i, item in enumerate(value)}
+    for name, tensor in named.items():
+        dtype = tensor.dtype if header.part == "pixels" else getattr(torch, header.dtype)
         kept[name] = tensor.detach().to("cpu", dtype).contiguous()
         if not torch.isfinite(kept[name]).all():
             raise StoreError(

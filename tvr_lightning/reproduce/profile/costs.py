@@ -270,7 +270,9 @@ def random_batch(
     generator = torch.Generator().manual_seed(seed)
     frames, size, index = module.frames, module.encoder.image_size, torch.arange(count)
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
-    media = Media(pixels, torch.ones(count, frames, dtype=torch.bool))
+    mask = torch.ones(count, frames, dtype=torch.bool)
+    times = torch.arange(float(frames)).expand(count, frames)
+    media = Media(pixels, mask) if module.encoder.preparation.is_square else Media(list(pixels), mask, times=times)
     if (encoder := getattr(module, "audio_encoder", None)) is not None:
         shape = (count, 1, 80, 3000) if encoder.kind == "whisper" else (count, samples)
         borders = torch.linspace(0, steps, frames + 1).long()
