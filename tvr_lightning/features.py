@@ -48,7 +48,8 @@ class FeatureBatch:
 
     def apply(self: R, function: Callable[[Any], Any], kinds: tuple[type, ...] = (Tensor,)) -> R:
         """Return a copy with `function` applied to every tensor, or every value of `kinds`, including nested ones."""
-        return apply_to_collection(self, kinds, function)
+        changed: R = apply_to_collection(self, kinds, function)
+        return changed
 
     def to(self: R, *args: Any, **kwargs: Any) -> R:
         """Return a copy with every tensor moved as by `Tensor.to`; a dtype changes only floating-point tensors."""

@@ -77,7 +77,7 @@ class _Progress(Progress):
 
 def _speed(task: Task) -> float:
     """Return the items per second since the task was added, 0 before the first item."""
-    return (task.completed - task.fields["before"]) / (task.finished_time or task.elapsed or math.inf)
+    return float(task.completed - task.fields["before"]) / (task.finished_time or task.elapsed or math.inf)
 
 
 class _PaceColumn(ProgressColumn):

@@ -251,7 +251,7 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
         model_name=name.rpartition("/")[2],
         tags=["text-video-retrieval", "video-search"],
     )
-    return ModelCard.from_template(
+    card: ModelCard = ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
         name=name,
@@ -267,3 +267,4 @@ def model_card(name: str, results: dict[str, Any], recipe: dict[str, Any], licen
         remarks=remarks,
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
     )
+    return card

@@ -139,7 +139,9 @@ def _normalizer(options: Sequence[str]) -> Normalizer | None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--normalization", type=Normalizer | None, default=None)
     try:
-        return parser.instantiate(parser.parse_object(merge(sources_of([], options), generate(parser)))).normalization
+        given = parser.parse_object(merge(sources_of([], options), generate(parser)))
+        normalizer: Normalizer | None = parser.instantiate(given).normalization
+        return normalizer
     except ArgumentError as error:
         raise UserError(refusals(str(error))) from error
 

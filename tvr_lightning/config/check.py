@@ -255,5 +255,7 @@ def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -
 
 
 def _options_of(variant: dict[str, Any]) -> dict[str, Any]:
-    options = variant.get("properties", {})
-    return options.get("init_args", {}).get("properties", {}) if class_name(variant) else options
+    options: dict[str, Any] = variant.get("properties", {})
+    if class_name(variant):
+        options = options.get("init_args", {}).get("properties", {})
+    return options

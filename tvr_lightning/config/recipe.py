@@ -182,7 +182,9 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """Return all sections as plain values."""
         # Nulls are kept, because a missing value would mean the default.
-        return yaml.safe_load(recipe_parser().dump(self.config, skip_validation=True, skip_unset=False))
+        text = recipe_parser().dump(self.config, skip_validation=True, skip_unset=False)
+        sections: dict[str, Any] = yaml.safe_load(text)
+        return sections
 
     def check(self, stage: str | None = None) -> None:
         """Check the precision, then the data and weights that a stage (None: all) needs, before anything is loaded."""
@@ -236,7 +238,9 @@ class Recipe:
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(TextVideoDataModule, "data")
         with explained():
-            return parser.instantiate(parser.parse_object({"data": self.config.data.as_dict()})).data
+            data: TextVideoDataModule
+            data = parser.instantiate(parser.parse_object({"data": self.config.data.as_dict()})).data
+            return data
 
     def build(self) -> Namespace:
         """Seed the random generators, and return all sections with `model` and `data` built."""
@@ -314,7 +318,8 @@ def with_defaults(older: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """
     with explained():
         defaults = recipe_parser().parse_object(_in_both(now, older))
-    return merged(Recipe(defaults).plain(), older)
+    sections: dict[str, Any] = merged(Recipe(defaults).plain(), older)
+    return sections
 
 
 def _in_both(now: Any, older: Any) -> Any:

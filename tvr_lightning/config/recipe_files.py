@@ -93,9 +93,8 @@ def split_options(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 def nested(option: str, value: Any) -> dict[str, Any]:
     """Return an option as a recipe contains it: `a.b` as `{a: {b: value}}`."""
-    for key in reversed(option.split(".")):
-        value = {key: value}
-    return value
+    key, _, rest = option.partition(".")
+    return {key: nested(rest, value) if rest else value}
 
 
 def merged(under: Any, over: Any) -> Any:

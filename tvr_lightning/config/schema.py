@@ -31,7 +31,8 @@ BASES = ("LightningModule", "RecipeModule", "RestrictedModule")
 def cached_schema() -> dict[str, Any] | None:
     """Return the schema in the wheel, or else that of the user's cache if the sources have not changed since."""
     if _IN_WHEEL.is_file():
-        return json.loads(_IN_WHEEL.read_text(encoding="utf-8"))
+        packaged: dict[str, Any] = json.loads(_IN_WHEEL.read_text(encoding="utf-8"))
+        return packaged
     try:
         cached = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # none yet, or no home folder
@@ -79,7 +80,8 @@ def generate(parser: ArgumentParser) -> dict[str, Any]:
 
 def class_name(node: dict[str, Any]) -> str | None:
     """Return the name of the class whose options a node contains, or None."""
-    return node.get("properties", {}).get("class_path", {}).get("enum", [None])[0]
+    names: list[str] = node.get("properties", {}).get("class_path", {}).get("enum", [])
+    return names[0] if names else None
 
 
 def _file() -> Path:

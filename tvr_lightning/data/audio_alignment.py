@@ -150,7 +150,9 @@ def log_mel(waveform: Tensor) -> Tensor:
     from whisper.audio import log_mel_spectrogram  # imports numba, which takes a second that is saved without audio
 
     # One FFT frame needs 201 samples before its reflection; shorter waveforms are padded with silence.
-    return log_mel_spectrogram(_padded(waveform, max(len(waveform), SHORTEST_WAVEFORM)), n_mels=MEL_BANDS)
+    padded = _padded(waveform, max(len(waveform), SHORTEST_WAVEFORM))
+    mel: Tensor = log_mel_spectrogram(padded, n_mels=MEL_BANDS)
+    return mel
 
 
 def wav2vec2_steps(samples: int) -> int:

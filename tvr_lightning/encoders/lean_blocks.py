@@ -53,7 +53,7 @@ class LeanMLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         first, _, last = self
         if not isinstance(last, nn.Linear) or not _saves(last):
-            return super().forward(x)
+            return super().forward(x)  # type: ignore[no-untyped-call]
         hidden = first(x)
         mapped: Tensor = _ActivatedLinear.apply(hidden, last.weight.to(hidden.dtype), last.bias.to(hidden.dtype))
         return mapped

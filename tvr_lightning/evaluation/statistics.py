@@ -153,7 +153,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     steps = given[order] * np.maximum(tests - np.arange(len(given)), 1)
     corrected = np.empty_like(given)
     corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return corrected.tolist()
+    return [float(p_value) for p_value in corrected]
 
 
 def detectable_difference(difference: Tensor, group: Tensor | None = None, power: float = 0.8) -> float:

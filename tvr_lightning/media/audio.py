@@ -176,4 +176,4 @@ def _mono(frame: av.AudioFrame) -> np.ndarray:
         array = array.reshape(-1, frame.layout.nb_channels).T
     kind = frame.format.packed.name
     values = array.astype(np.float64) / _FULL_SCALE[kind] - (1.0 if kind == "u8" else 0.0)
-    return values.mean(axis=0).astype(np.float32)
+    return np.asarray(values.mean(axis=0), np.float32)

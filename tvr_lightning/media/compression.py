@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import av
 import numpy as np
@@ -96,7 +96,7 @@ def compress(path: Path, how: Compression) -> Copy:
 
 def _write(path: Path, how: Compression, copy_audio: bool) -> Copy:
     buffer = io.BytesIO()
-    audio: list[av.Packet] = []
+    audio: list[av.Packet[Any]] = []
     notes: list[str] = []
     with open_video(path) as (container, video), av.open(buffer, "w", format="mp4") as out:
         source = container.streams.best("audio")
@@ -125,7 +125,7 @@ def _copied_audio(
     track: av.AudioStream,
     origin: Fraction,
     notes: list[str],
-) -> list[av.Packet]:
+) -> list["av.Packet[Any]"]:
     """Return the packets of an audio stream for a track that starts at the time `origin` of the file."""
     packets = []
     try:
@@ -142,7 +142,7 @@ def _copied_audio(
     return packets
 
 
-def _encoded_audio(path: Path, out: OutputContainer, notes: list[str]) -> list[av.Packet]:
+def _encoded_audio(path: Path, out: OutputContainer, notes: list[str]) -> list["av.Packet[Any]"]:
     """Add an AAC stream with the audio as readers use it, and return its packets; none if nothing can be decoded."""
     try:
         audio = read_audio(path)
@@ -171,7 +171,7 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer) -> tuple[i
         duration = yield from frames_at_rate(path, how.fps, how)
 
     clock = Fraction(1, how.fps * _TICKS)
-    packets: list[av.Packet] = []
+    packets: list[av.Packet[Any]] = []
     for number, (_, pixels) in enumerate(frames()):
         image = Image.fromarray(pixels)
         if not packets:

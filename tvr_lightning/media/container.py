@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import av
 from av.container import InputContainer
@@ -130,7 +131,7 @@ def open_video(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 def packets_of(
     container: InputContainer, budget: TimeBudget, *streams: av.VideoStream | av.AudioStream
-) -> Iterator[av.Packet]:
+) -> Iterator["av.Packet[Any]"]:
     """Yield the packets of some streams (default: all), and an empty packet at the end of each stream."""
     count = 0
     # Transport streams can add streams while they are read. After the end of all known streams, PyAV also looks for the

@@ -64,7 +64,7 @@ def check_shape(path: Path, frame: VideoFrame) -> None:
 
 
 def frames_in_order(
-    stream: VideoStream, packets: Iterable[av.Packet | None], budget: TimeBudget
+    stream: VideoStream, packets: Iterable["av.Packet[Any] | None"], budget: TimeBudget
 ) -> Generator[VideoFrame, None, None]:
     """Yield every frame decoded from packets of a fresh stream, in display order; the last packet is empty or None."""
     time = None

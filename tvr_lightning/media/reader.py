@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import av
 import numpy as np
@@ -115,7 +115,7 @@ class OpenedVideo:
     def _list_packets(self) -> NDArray[np.int64]:
         """Return pts, dts, keyframe, shown, and duration (n, 5) of the packets up to where the container breaks off."""
         columns = array("q")  # lists would take ten times the memory
-        self._packets: list[av.Packet] | None = []
+        self._packets: list[av.Packet[Any]] | None = []
         self._stopped: str | None = None
         kept = 0
         try:
@@ -287,7 +287,7 @@ class OpenedVideo:
                             yield frame
                 decoder.flush_buffers()
 
-    def _read_packets(self, numbers: list[int]) -> Generator[av.Packet, None, None]:
+    def _read_packets(self, numbers: list[int]) -> Generator["av.Packet[Any]", None, None]:
         """Yield packets by ascending index, the first time from memory, or else by reading the file again."""
         kept, self._packets = self._packets, None
         if kept is not None:

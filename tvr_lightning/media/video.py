@@ -86,7 +86,7 @@ def read_parts(
                 draw = None if seed is None else np.random.default_rng(seed)
                 clip = (timeline.times, timeline.duration, frames, sampling, span)
                 chosen.append(sample_frames(*clip, draw, video.declared))
-            return np.concatenate(chosen).tolist()
+            return [int(position) for position in np.concatenate(chosen)]
 
         images = dict(video.frames(choose, prepare))
     if len({image.shape for image in images.values()}) > 1:

@@ -315,7 +315,7 @@ class Catalog:
         rows = self._run("SELECT jpeg FROM thumbnails WHERE id = ? ORDER BY ABS(time - ?), time LIMIT 1", (video, time))
         if not rows:
             raise UnknownVideoError(f"no thumbnails of video {video!r} in the index")
-        return rows[0][0]
+        return bytes(rows[0][0])
 
 
 def _video(row: Sequence[Any]) -> VideoRow:

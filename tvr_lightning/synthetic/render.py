@@ -99,10 +99,10 @@ def _distance(shape: str, u: Plane, v: Plane) -> Plane:
     if shape == "cross":
         upright = np.maximum(u - np.float32(0.34), side - 1)
         across = np.maximum(side - np.float32(0.34), u - 1)
-        return np.minimum(upright, across)
+        return np.asarray(np.minimum(upright, across), np.float32)
     if shape == "triangle":
         edge = (np.float32(math.sin(math.radians(60))) * u) - np.float32(0.5) * v - np.float32(0.5)
-        return np.maximum(edge, v - np.float32(0.75))
+        return np.asarray(np.maximum(edge, v - np.float32(0.75)), np.float32)
     return _star(u, v)
 
 

@@ -127,7 +127,7 @@ def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any
     traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+        torch.multiprocessing.start_processes(  # type: ignore[attr-defined,no-untyped-call]
             _work, (function, world_size, folder, arguments), world_size, start_method=start_method()
         )
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)]

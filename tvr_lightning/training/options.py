@@ -21,7 +21,7 @@ def plain_options(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, ConfigVariant | type):
         return plain_options({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
-        code = nn.Module | type | functools.partial
+        code = (nn.Module, type, functools.partial)
         texts = {key: item for key, item in value.items() if not (isinstance(item, code) or inspect.isroutine(item))}
         return {key: plain_options(item) for key, item in texts.items()}
     if isinstance(value, list | tuple):

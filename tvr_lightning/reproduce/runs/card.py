@@ -54,7 +54,7 @@ def write_record(record: Any, path: Path) -> Path:
 def read_record(path: Path, kind: Any, fix: str) -> dict[str, Any]:
     """Return the fields of a dataclass that `write_record` wrote; `fix` ends the messages about an unusable file."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is incomplete ({error}); {fix}") from error
     found = raw.get("schema") if isinstance(raw, dict) else None

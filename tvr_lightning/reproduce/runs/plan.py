@@ -192,7 +192,8 @@ def _dataset(name: str, recipe: dict[str, Any]) -> type[TextVideoDataModule]:
     kind = str(lookup(recipe, "data.class_path")).rpartition(".")[2]
     if kind not in tvr_lightning.data.__all__:
         raise UserError(f"{name}: the recipes name no dataset (data.class_path is {kind})")
-    return getattr(tvr_lightning.data, kind)
+    found: type[TextVideoDataModule] = getattr(tvr_lightning.data, kind)
+    return found
 
 
 def digest(*parts: Any) -> str:

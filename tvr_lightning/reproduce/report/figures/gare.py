@@ -183,7 +183,8 @@ def measure_steps(encoded: EncodedSplit) -> Arrays:
     found: dict[str, list[float]] = {"positive": [], "negative": []}
 
     def increments() -> Tensor:
-        return method.head(pairs.text, pairs.video, True).parts["increment"].detach()
+        increments: Tensor = method.head(pairs.text, pairs.video, True).parts["increment"]
+        return increments.detach()
 
     before = increments()
     for _ in range(STEPS):
