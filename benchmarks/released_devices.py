@@ -167,7 +167,6 @@ class Norms(Callback):
 
 def train(rank: int, cases: list[Case]) -> list[dict[str, Any]]:
     """Train each case in the processes that work together; return movements and gradient norms."""
-    logging.disable(logging.WARNING)  # Lightning's messages about each training
     world, results = dist.get_world_size() if dist.is_initialized() else 1, []
     for case in cases:
         method = build(case)
@@ -221,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=4)
     devices, begun = parser.parse_args().devices, time.perf_counter()
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     variant = yaml.safe_load(find_recipe("variants/float32").read_text())["model"]["init_args"]["optimizer"]
     sizes = [Case(header, logit_scale=scale) for header in ("mean", "transformer") for scale in (0.0, 1.8, 4.6)]
     changes: list[tuple[str, int, dict[str, Any]]] = [
