@@ -1,17 +1,11 @@
-"""The controlled experiments: their synthetic data, verdicts, committed page, and resumption."""
+"""The controlled experiments: their synthetic data, verdicts, and committed page."""
 
 import copy
 import dataclasses
 import importlib
 import json
 import math
-import operator
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pages
@@ -342,114 +336,3 @@ def test_the_committed_page_follows_from_its_data(benchmark, claims):
     assert page.page(data) == committed, "write it again: python benchmarks/mechanisms.py --page"
     shown = set(re.findall(r"\]\((mechanisms/[^)]*)\)", committed))
     assert shown == {f"mechanisms/{path.name}" for path in (RESULTS / "mechanisms").iterdir()}
-
-
-def test_a_page_of_some_claims_names_those_without_results(benchmark, claims):
-    runner, page = benchmark("mechanisms"), benchmark("mechanisms_page")
-    plan, (done, other) = runner.Plan(runner.SMALL), claims.CLAIMS[:2]
-    for seed in range(2):
-        for number, arm in enumerate(done.arms):
-            for point in done.points:
-                for rate in done.rates(arm):
-                    value = {"text_to_video": 50 + 9.0 * number * point + seed, "video_to_text": 50.0}
-                    found = {"validation": {"plain": value}, "test": {"plain": value}}
-                    plan.found[runner.key(done.job(arm, point, seed, rate, plan.size))] = found
-    found = page.summary([plan.described(done), plan.described(other)], [])
-    about = {"command": "", "date": "", "machine": "", "commits": [], "heads": 0, "minutes": 0, **vars(plan.size)}
-    lines = page.page({"about": about, **found}).splitlines()
-    assert "| [X-Pool, conditioning](#x-pool-conditioning) | 0.1 | not specific +6.8 | none seen +0.0 |  |  |" in lines
-    contrasts = "| [TC-MGC, contrasts](#tc-mgc-contrasts) | 0.1 | not run yet | not run yet |  |  |"
-    assert contrasts in lines
-    assert page.draw(found["claims"][0]).startswith(b"<?xml")
-    assert sum("](mechanisms/" in line for line in lines) == 1
-
-
-def command(folder: Path, *arguments: str) -> list[str]:
-    script = [sys.executable, str(BENCHMARKS / "mechanisms.py")]
-    return [*script, "--records", str(folder / "records.jsonl"), "--out", str(folder), *arguments]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--pairs", "2048"], "2048 training pairs are too few for a queue of 4096"),
-        (["--pairs", "4100"], "--pairs must be a multiple of 1024"),
-        (["--seeds", "1"], "--seeds must be at least 2"),
-    ],
-)
-def test_impossible_sizes_are_refused(benchmark, monkeypatch, capsys, tmp_path, options, message):
-    monkeypatch.setattr(sys, "argv", command(tmp_path, *options)[1:])
-    with pytest.raises(SystemExit):
-        benchmark("mechanisms").main()
-    assert message in capsys.readouterr().err
-
-
-def test_results_of_other_code_are_refused(benchmark, tmp_path):
-    runner, file = benchmark("mechanisms"), tmp_path / "records.jsonl"
-    lines = [json.dumps({"key": name, "setting": name, "code": runner.code(name)}) for name in ("gap", "cone")]
-    file.write_text("\n".join(lines) + "\n")
-    assert list(runner.read_records(file)) == ["gap", "cone"]
-    file.write_text(file.read_text().replace(runner.code("gap"), "other"))
-    before = file.read_text()
-    with pytest.raises(SystemExit, match="contains results of other code for the settings gap"):
-        runner.read_records(file)
-    assert file.read_text() == before
-
-
-def test_the_fingerprint_covers_a_setting_and_the_training_only(benchmark, monkeypatch):
-    runner, sources = benchmark("mechanisms"), {}
-
-    def changed(old, new):
-        runner.code.cache_clear()
-        for module in (runner.mechanisms_settings, runner.mechanisms_heads):
-            sources[module] = Path(module.__file__).read_text().replace(old, new)
-        return runner.code("gap"), runner.code("cone")
-
-    monkeypatch.setattr(runner.inspect, "getsource", sources.__getitem__)
-    gap, cone = changed("", "")
-    assert gap != cone
-    assert changed("Videos are more or less similar", "Videos are similar") == (gap, cone)  # a docstring
-    other_gap, other_cone = changed("moves = strength * LENGTH", "moves = 2 * strength * LENGTH")
-    assert other_gap == gap
-    assert other_cone != cone
-    assert all(map(operator.ne, changed("weight_decay=0.01", "weight_decay=0.1"), (gap, cone)))
-    runner.code.cache_clear()
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_without_training_finished_heads_again(tmp_path, ended):
-    records = tmp_path / "records.jsonl"
-    arguments = command(tmp_path, "--small", "--claims", "conditioning", "--num_workers", "2")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = ended(
-        subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, cwd=tmp_path, start_new_session=True)
-    )
-    while not records.exists() or records.read_text().count("\n") < 2:
-        assert process.poll() is None
-        time.sleep(0.1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) >= 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline, "workers outlive a killed run"
-        time.sleep(0.1)
-    kept = records.read_text()[: records.read_text().rfind("\n") + 1]
-    records.write_text(kept + '{"key": "half a li')
-    count = kept.count("\n")
-    assert 2 <= count < 14
-    again = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert f"rates: 14 heads, {count} of them finished" in again.stdout
-    assert "removed the incomplete last line" in again.stdout
-    text = records.read_text()
-    assert text.startswith(kept)
-    keys = [json.loads(line)["key"] for line in text.splitlines()]
-    assert len(keys) == len(set(keys)) == 20  # three rates, or one for the baseline, at both ends, and a second seed
-    page = (tmp_path / "mechanisms.md").read_text()
-    assert "20 heads, " in page
-    assert "## X-Pool: conditioning" in page
-    assert (tmp_path / "mechanisms" / "x-pool-conditioning-0.1.svg").read_text().startswith("<?xml")
-    third = subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "14 heads, 14 of them finished" in third.stdout
-    assert " left" not in third.stdout
