@@ -59,7 +59,7 @@ class ClipEncoder(OpenClipEncoder):
         positions: int | None = None,
         encoder_precision: EncoderPrecision = "float32",
         **switches: Any,
-    ):
+    ) -> None:
         source = find_weights(architecture, weights, preprocessing)
         tensors, openai = ({}, False) if source.path is None else read_state_dict(source.path)
         configuration = model_configuration(architecture)

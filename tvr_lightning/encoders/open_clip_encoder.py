@@ -75,7 +75,7 @@ class OpenClipEncoder(Encoder):
         compile_towers: Annotated[bool, Role.MACHINE] = False,
         patch_shift: bool = False,
         token_merging: TempMe | None = None,
-    ):
+    ) -> None:
         super().__init__()
         self.name, self.text_mask, self.encoder_precision = name, text_mask, encoder_precision
         self._initial_logit_scale = float(model.logit_scale.detach())

@@ -47,7 +47,7 @@ class TinyClipEncoder(OpenClipEncoder):
         trained_in: Annotated[str | None, Role.TRAINING, Role.FILE] = None,
         encoder_precision: EncoderPrecision = "float32",
         **switches: Any,
-    ):
+    ) -> None:
         if width <= 0 or width % 64:
             raise UserError(f"TinyClipEncoder.width is {width}; expected a multiple of 64")
         if image_size % patch_size:

@@ -108,7 +108,7 @@ class ClipTokenizer(Tokenizer):
     cleaning.
     """
 
-    def __init__(self, context_length: int, clean: str = "lower"):
+    def __init__(self, context_length: int, clean: str = "lower") -> None:
         super().__init__(_byte_pairs(clean), context_length)
         self.clean = clean
         self.description = "CLIP byte pairs" if clean == "lower" else f"CLIP byte pairs, {clean}"

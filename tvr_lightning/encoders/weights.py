@@ -125,7 +125,7 @@ def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[i
 class _TensorUnpickler(pickle.Unpickler):
     """Unpickler of tensors and `_Module`s; any other global raises an error, so that a pickle cannot call anything."""
 
-    def __init__(self, archive: zipfile.ZipFile, root: str):
+    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(archive.open(f"{root}/data.pkl"))
         self._archive, self._root = archive, root
         self._storages: dict[str, Tensor] = {}

@@ -66,7 +66,7 @@ class RunResults(ABC):
     trained_on: str | None = None
     warnings: list[str] = field(default_factory=list)
     preprocessing: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=lambda: environment())
+    environment: dict[str, Any] = field(default_factory=lambda: environment())  # noqa: PLW0108  defined below
     schema: int = 1
 
     @abstractmethod
@@ -247,7 +247,9 @@ def git_state(file: Path) -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, text=True, timeout=10)
+            done = subprocess.run(
+                ["git", *arguments], cwd=file.parent, check=False, capture_output=True, text=True, timeout=10
+            )
         except (FileNotFoundError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

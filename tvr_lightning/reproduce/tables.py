@@ -102,8 +102,9 @@ def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
             same = f"row {run.shows}. Rename" if run.shows else "published row. Narrow"
             raise UserError(f"runs {first} and {run.name} have the same {same} one of them.")
         runs[run.name] = run
-        for row in rows if run.shows else ():  # which follow the published ones that they belong to
-            placed.append((printed.index(row) if row in printed else len(printed), row.unprinted(run.shows or "")))
+        if run.shows:  # rows that follow the published ones that they belong to
+            after = (printed.index(row) if row in printed else len(printed) for row in rows)
+            placed += zip(after, [row.unprinted(run.shows) for row in rows], strict=True)
     for run in runs.values():
         if run.trained_by is not None and (run.trained_by not in runs or not runs[run.trained_by].trains):
             raise UserError(f"run {run.name}: trained_by {run.trained_by!r} is not a run of this table that trains")

@@ -260,7 +260,7 @@ def write_run_page(folder: Path, results: Results, command: str, module: str) ->
 """
     if results.checkpoint is not None:
         options = f"--ckpt_path {results.checkpoint}"
-        if module.split(".")[0] != PACKAGE:
+        if module.partition(".")[0] != PACKAGE:
             options += f" --trust {module}"
         commands = [f"tvr test {options}", f"tvr predict {options}", f"tvr index VIDEOS/ --out my-index {options}"]
         page += "\n## Next steps\n\n"
