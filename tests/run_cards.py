@@ -33,7 +33,7 @@ def make_card(run, cards, quality, queries=60, **changes):
     torch.manual_seed(0)
     own = torch.arange(queries)
     scores = torch.randn(queries, queries) + quality * torch.eye(queries)
-    ranks = text_to_video_ranks(scores, own, own), video_to_text_ranks(scores, own, own)
+    ranks = text_to_video_ranks(scores, own), video_to_text_ranks(scores, own)
     rows = [summarize(each, (1, 5, 10)) for each in ranks]
     found = {
         "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": rows[0]["RSum"] + rows[1]["RSum"],

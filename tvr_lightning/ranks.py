@@ -78,10 +78,10 @@ class Ranks(FeatureBatch):
         return found / total[matches.clamp(max=k)]
 
 
-def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
+def count_ranks(scores: Tensor, match: Tensor) -> Ranks:
     """Rank the matches of Q queries in scores (Q, G): the index of each query's match (Q,), or a boolean (Q, G).
 
-    A query without a match has no rank. `index` (Q,) identifies the queries; by default, their rows do.
+    A query without a match has no rank.
     """
     if match.dtype == torch.bool:
         scores, query = scores.contiguous(), match.nonzero()[:, 0]
@@ -92,17 +92,17 @@ def count_ranks(scores: Tensor, match: Tensor, index: Tensor | None = None) -> R
     else:
         query, own = torch.arange(len(match), device=match.device), scores.gather(1, match[:, None])
         better, tied = (scores > own).sum(dim=1), (scores == own).sum(dim=1)
-    return Ranks(better, tied, query if index is None else index[query])
+    return Ranks(better, tied, query)
 
 
-def text_to_video_ranks(similarity: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
+def text_to_video_ranks(similarity: Tensor, match: Tensor) -> Ranks:
     """Rank each text's video in scores (N, M), as `count_ranks` does. Raise UserError if a score is NaN."""
     raise_on_nan(similarity, "text", "video")
-    return count_ranks(similarity, match, index)
+    return count_ranks(similarity, match)
 
 
-def video_to_text_ranks(similarity: Tensor, match: Tensor, index: Tensor | None = None) -> Ranks:
-    """Rank each video's captions in scores (N, M), with a video represented by its best caption, and its `index` (M,).
+def video_to_text_ranks(similarity: Tensor, match: Tensor) -> Ranks:
+    """Rank each video's captions in scores (N, M), with a video represented by its best caption.
 
     `match` (N,) is each text's video. The multi-caption protocol of CLIP4Clip (`tensor_video_to_text_sim` in its
     metrics.py): ranks count videos, not captions. Videos without a caption are neither queries nor competitors. With a
@@ -110,12 +110,12 @@ def video_to_text_ranks(similarity: Tensor, match: Tensor, index: Tensor | None 
     """
     raise_on_nan(similarity, "text", "video")
     if match.dtype == torch.bool:
-        return count_ranks(similarity.T, match.T, index)
+        return count_ranks(similarity.T, match.T)
     videos, group = torch.unique(match, return_inverse=True)
     best = similarity.new_full((len(videos), len(videos)), float("-inf"))
     best.scatter_reduce_(0, group[:, None].expand(-1, len(videos)), similarity[:, videos], reduce="amax")
-    own = torch.arange(len(videos), device=similarity.device)
-    return count_ranks(best.T, own, videos if index is None else index[videos])
+    ranks = count_ranks(best.T, torch.arange(len(videos), device=similarity.device))
+    return Ranks(ranks.better, ranks.tied, videos)
 
 
 def raise_on_nan(scores: Tensor, row: str, column: str) -> None:

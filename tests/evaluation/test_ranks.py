@@ -43,7 +43,7 @@ def test_a_video_ranks_by_its_best_caption_among_the_best_of_others():
         [0.1, 0.9, 0.2, 0.9],
         [0.6, 0.9, 0.2, 0.1],
     ])  # fmt: skip
-    ranks = video_to_text_ranks(similarity, video_of_text, torch.arange(4))
+    ranks = video_to_text_ranks(similarity, video_of_text)
     assert ranks.index.tolist() == [0, 2, 3]
     # 0: own best .4, video 2's best .6, video 3's .1; 2: own .3, video 0's .8; 3: own .9, video 2's .9 ties.
     assert ranks.better.tolist() == [1, 1, 0]

@@ -102,22 +102,20 @@ def _group_sums(values: Tensor, group: Tensor | None, weight: Tensor | None = No
 
 
 @lru_cache(maxsize=1)
-def _kept_signs(groups: int, resamples: int, seed: int) -> list[Tensor]:
-    return list(_signs(groups, resamples, seed))
+def _kept_signs(groups: int, resamples: int) -> list[Tensor]:
+    return list(_signs(groups, resamples))
 
 
-def _signs(groups: int, resamples: int, seed: int) -> Iterator[Tensor]:
+def _signs(groups: int, resamples: int) -> Iterator[Tensor]:
     """Yield 1 for each group that keeps its values and -1 for each that exchanges them, (R, groups) int8 per item."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rows = max(DRAWS // groups, 1)
     for start in range(0, resamples, rows):
         drawn = torch.randint(2, (min(rows, resamples - start), groups), generator=generator)
         yield (drawn * 2 - 1).to(torch.int8)
 
 
-def paired_comparison(
-    difference: Tensor, group: Tensor | None = None, *, resamples: int = 10_000, seed: int = 0
-) -> Comparison:
+def paired_comparison(difference: Tensor, group: Tensor | None = None, *, resamples: int = 10_000) -> Comparison:
     """Compare two systems by random exchanges of their values, group by group.
 
     `difference` (Q,) is the second system's value per query minus the first's. The p-value is the share of exchanges
@@ -127,7 +125,7 @@ def paired_comparison(
     sums, sizes = _group_sums(difference, group)
     total, queries = sums.sum(), sizes.sum()
     rounding = 1e-9 * sums.abs().sum()
-    exchanges = (_kept_signs if len(sums) * resamples <= DRAWS else _signs)(len(sums), resamples, seed)
+    exchanges = (_kept_signs if len(sums) * resamples <= DRAWS else _signs)(len(sums), resamples)
     parts = torch.stack([sums, sizes], dim=1)
     drawn, counted = torch.cat([signs.double() @ parts for signs in exchanges]).T
     # |drawn - shift * counted| >= |total - shift * queries| for the shifts between both roots, or for all if 0 / 0.

@@ -68,11 +68,9 @@ class Caption:
     mentions: tuple[str, ...]
 
 
-def full_caption(
-    scene: Scene, rng: random.Random, *, backdrop: float = 0.6, sound: float = 0.4, size: float = 0.3
-) -> Caption:
+def full_caption(scene: Scene, rng: random.Random, *, backdrop: float = 0.6, sound: float = 0.4) -> Caption:
     """Describe all events in order, with each optional fact at the given probability (1: always)."""
-    sizes, where, heard = rng.random() < size, rng.random() < backdrop, rng.random() < sound
+    sizes, where, heard = rng.random() < 0.3, rng.random() < backdrop, rng.random() < sound
     events = _sequence(scene.events, rng, sizes)
     return _finish(events, "full", scene, rng, sizes, _backdrop(scene.backdrop, rng) if where else "", heard)
 
