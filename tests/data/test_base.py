@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, MSVD
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.records import SYNTHETIC, AnnotationError
-from tvr_lightning.errors import MissingAssetError
+from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.testing.processes import quiet_trainer
 
@@ -130,6 +131,17 @@ def test_workers_end_with_their_evaluation(msrvtt):
     assert sum(len(batch) for batch in texts) == 12 * 20
     assert sum(len(batch) for batch in videos) == 12
     assert {child.pid for child in multiprocessing.active_children()} == before != set()
+
+
+def test_own_evaluation_loaders_need_the_sampler_that_shares_items_equally(msrvtt):
+    class OwnLoaders(MSRVTT):
+        def evaluation_dataloaders(self, name):
+            return [DataLoader(loader.dataset) for loader in super().evaluation_dataloaders(name)]
+
+    data = OwnLoaders(root=str(msrvtt), frames=2, num_workers=0)
+    data.setup("test")
+    with pytest.raises(UserError, match="has a SequentialSampler"):
+        data.test_dataloader()
 
 
 def test_training_options_do_not_change_evaluation(msrvtt):

@@ -221,10 +221,10 @@ class TextVideoDataModule(ReadableDataset, LightningDataModule):
         loaders = self.evaluation_dataloaders(name)
         batches = getattr(self.trainer, limit, 1.0) if self.trainer else 1.0
         for stream, loader in enumerate(loaders):
-            assert isinstance(loader.sampler, EvaluationSampler)
+            sampler = EvaluationSampler.of(loader)
             read = batches if isinstance(batches, int) else int(batches * len(loader))
-            first = read * self.eval_batch_size * loader.sampler.num_replicas
-            loader.sampler.shuffled = [self.seed, stream], first
+            first = read * self.eval_batch_size * sampler.num_replicas
+            sampler.shuffled = [self.seed, stream], first
         return loaders
 
     @override

@@ -96,6 +96,15 @@ class EvaluationSampler(DistributedSampler[int], SequentialSampler):
         self.items = items
         self.shuffled: tuple[list[int], int] | None = None
 
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Self:
+        """Return the sampler of a loader of `evaluation_dataloaders`, which must be of this class."""
+        if not isinstance(loader.sampler, cls):
+            raise UserError(
+                f"A loader of evaluation_dataloaders has a {type(loader.sampler).__name__}. Use {cls.__name__}."
+            )
+        return loader.sampler
+
     @override
     def __iter__(self) -> Iterator[int]:
         order = np.arange(self.items)

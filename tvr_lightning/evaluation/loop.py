@@ -152,8 +152,7 @@ def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> li
         dataset: Any = loader.dataset
         if len(dataset) > size:
             drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values
-            sampler = loader.sampler
-            assert isinstance(sampler, EvaluationSampler)
+            sampler = EvaluationSampler.of(loader)
             loader = type(loader)(  # a subclass may re-raise errors of its workers
                 Subset(dataset, drawn.tolist()),
                 batch_size=loader.batch_size,
