@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.features import WHOLE, FeatureBatch, TextFeatures, VideoFeatures
+from tvr_lightning.media.clip_file import ClipFile
 
 
 @dataclass
@@ -45,14 +46,14 @@ class Media(FeatureBatch):
     Attributes:
         pixels: (M, F, 3, S, S) uint8 RGB, or float16 if resized without antialiasing; padded frames are zero. The
             encoder normalizes on its device. If frames keep their own size, a list of M clips (K, 3, H, W) without
-            padding.
+            padding, or of M files that are not decoded.
         frame_mask: (M, F) bool, True for frames that are not padding.
         audio: Input of the audio encoder (log-mel or waveform) with the steps of each frame, if audio is read.
         times: (M, F) float32, seconds from the start of the clip to each frame, if frames keep their own size.
         problems: "path: reason" for each damaged audio track, of which only the readable part is used.
     """
 
-    pixels: Tensor | list[Tensor]
+    pixels: Tensor | list[Tensor] | list[ClipFile]
     frame_mask: Tensor
     audio: AudioInput | None = None
     times: Tensor | None = None

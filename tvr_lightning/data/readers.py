@@ -14,6 +14,7 @@ from tvr_lightning.data.batch import Media, Tokens
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.augment import Augmentation, draw_augmentation
+from tvr_lightning.media.clip_file import ClipFile
 from tvr_lightning.media.container import MediaError, VideoError
 from tvr_lightning.media.preparation import FrameTransform, Preparation
 from tvr_lightning.media.read_many import attempt
@@ -41,6 +42,9 @@ class MediaReader:
 
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media of one clip: pixels (1, F, 3, S, S) or one (K, 3, H, W), frame_mask (1, F)."""
+        if self.preparation.resize_mode == "undecoded":
+            file, mask = ClipFile(video.path, video.span), torch.ones(1, self.frames, dtype=torch.bool)
+            return Media([file], mask, times=torch.zeros(1, self.frames))
         clip = read_clip(video.path, self.frames, self._transform(generator), self.sampling, video.span, generator)
         return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt, self.preparation.is_square)
 

@@ -4,6 +4,7 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder, TemporalInitialization
 from tvr_lightning.encoders.clip import ClipEncoder, SizedClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
+from tvr_lightning.encoders.mteb_encoder import MTEBEncoder
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.sentence_transformers_encoder import SentenceTransformersEncoder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
@@ -20,6 +21,7 @@ __all__ = [
     "Frozen",
     "LastBlocks",
     "LoRA",
+    "MTEBEncoder",
     "MissingWeightsError",
     "OpenClipEncoder",
     "SentenceTransformersEncoder",

@@ -68,6 +68,7 @@ class Encoder(FeatureEncoder):
         interpolation: Interpolation for resizing; CLIP's by default.
         encoder_precision: Data type of the matrices.
         gives_patches: Whether there are vectors of patches in addition to those of frames.
+        gives_frames: Whether every frame has a vector; otherwise a video has one (F = 1).
         fixed_frames: Number of frames that every video must have; None for any number.
         text_preparation: Short description of the tokenization, which is part of the fingerprint of stored features.
     """
@@ -79,6 +80,7 @@ class Encoder(FeatureEncoder):
     interpolation: Interpolation = "bicubic"
     encoder_precision: EncoderPrecision = "float32"
     gives_patches: bool = True
+    gives_frames: bool = True
     fixed_frames: int | None = None
     text_preparation: str = "the encoder's own tokens"
     _said_fewer = False
@@ -127,6 +129,15 @@ class Encoder(FeatureEncoder):
             raise UserError("The stored features contain no patches. Extract them again with patches.")
         return video
 
+    def check_vectors(self, method: str, frames: bool, patches: bool) -> None:
+        """Refuse a method that needs vectors of frames or of patches if there are none."""
+        if frames and not self.gives_frames:
+            raise UserError(
+                f"{method} compares frames, but {getattr(self, 'name', type(self).__name__)} gives one vector per "
+                "video. Use CLIP4Clip with mean pooling, as in recipes/zero-shot.yaml, or another encoder."
+            )
+        self.check_patches(patches)
+
     def check_patches(self, needed: bool) -> None:
         """Refuse a need for vectors of patches if there are none."""
         if needed and not self.gives_patches:
@@ -146,6 +157,10 @@ class Encoder(FeatureEncoder):
     @abstractmethod
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
         """Encode decoded media of M videos; features as in `encode_video`."""
+
+    def inputs_used(self) -> dict[str, object]:
+        """Return facts about the inputs that the encoder has selected itself, for results; by default none."""
+        return {}
 
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:
         """Return the state for a temporal transformer of `layers` blocks, or None if the architecture does not fit."""

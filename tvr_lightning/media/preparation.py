@@ -14,13 +14,14 @@ from tvr_lightning.option_types import Count, check
 
 Interpolation = Literal["bicubic", "bilinear"]
 SquareMode = Literal["shortest", "longest", "squash"]
-ResizeMode = Literal[SquareMode, "unchanged"]
+ResizeMode = Literal[SquareMode, "unchanged", "undecoded"]
 """Rules for resizing a frame that is not square.
 
 - `shortest`: the short side is resized to S, the long one in proportion; the center square is kept (CLIP).
 - `longest`: the long side is resized to S, the short one in proportion; the rest is black.
 - `squash`: both sides are resized to S, so that a wide frame looks narrower (SigLIP, CLIPA, PE-Core).
 - `unchanged`: the frame keeps its size, and its encoder resizes it (models that take videos).
+- `undecoded`: as `unchanged`; in datasets, the encoder gets files and selects their frames itself (MTEB's models).
 """
 
 Pixels = NDArray[np.uint8] | NDArray[np.float16]
@@ -55,7 +56,7 @@ class Preparation:
     @property
     def is_square(self) -> bool:
         """Whether all frames get the same size."""
-        return self.resize_mode != "unchanged"
+        return self.resize_mode not in ("unchanged", "undecoded")
 
     def __call__(self, frame: Image.Image) -> Pixels:
         """Return an RGB frame as (S, S, 3), or unchanged as (H, W, 3)."""
@@ -81,7 +82,7 @@ class Preparation:
     def describe(self) -> str:
         """Return a description, which is part of the fingerprints of stored features."""
         if not self.is_square:
-            return "frames in their own size"
+            return "frames in their own size" + (" that the encoder selects" if self.resize_mode == "undecoded" else "")
         resizing = f"{self.image_size} pixels, {self.interpolation} {_MODES[self.resize_mode]}"
         return resizing if self.antialias else f"{resizing}, not antialiased"
 

@@ -67,12 +67,14 @@ class RetrievalModule(RestrictedModule, RecipeModule, ABC):
 
     Attributes:
         needs_patches: whether `score` uses patches, which stored features must then contain.
+        needs_frames: whether `score` needs several vectors per video.
         reads_padding: inputs (`words`, `frames`) whose padding affects the scores, as in some released code.
         averaged_parts: names of the parts whose mean is the score; empty if the score is not a mean.
         temporal: encoder that relates the frames of a video over time, if the method has one.
     """
 
     needs_patches = False
+    needs_frames = True
     reads_padding: tuple[str, ...] = ()
     protocol: Protocol = "query"
     averaged_parts: Sequence[str] = ()

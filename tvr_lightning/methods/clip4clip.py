@@ -149,6 +149,7 @@ class CLIP4Clip(RetrievalModule):
         super().__init__(encoder, **shared)
         self.options = clip4clip or CLIP4ClipOptions()
         header = self.options.similarity_header
+        self.needs_frames = not isinstance(header, MeanP)
         if isinstance(header, TemporalHeader):
             self.temporal = header.module(encoder, self.frames)
         self.cross: CrossEncoder | None = None

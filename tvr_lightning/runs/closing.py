@@ -39,6 +39,7 @@ from tvr_lightning.runs.resume import AtomicCheckpointIO
 from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
 from tvr_lightning.training.distributed import device_warnings
+from tvr_lightning.training.module import pretrained_weights
 
 PAGE, RANKS, PREDICTIONS = "run.md", "ranks.parquet", "predictions.parquet"
 _FILES = {
@@ -120,8 +121,8 @@ def starting_weights(run: RunState) -> Weights:
     """Return the record of the weights that are evaluated without a checkpoint."""
     encoder = run.config.model.init_args.encoder.as_dict()
     kind, given = encoder["class_path"].rpartition(".")[2], encoder.get("init_args") or {}
-    start = given.get("weights") or given.get("trained_in")
-    if start in (None, "none"):
+    start = pretrained_weights(given)
+    if start is None:
         return Weights("untrained", start=f"the encoder {kind} starts from random weights")
     new = new_layers(run.model)
     rest = f", and {new} parameters outside the encoder are untrained" if new else ""
@@ -188,6 +189,7 @@ def close(run: RunState, checkpoint: str | None, saved: dict[str, Any] | None) -
         "words_asked": data.words,
         "words": words,
         "preparation": data.preparation.describe(),
+        **model.encoder.inputs_used(),
     }
     if data.copies is not None:
         preprocessing["data"] = data.copies.how.describe()

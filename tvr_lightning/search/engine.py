@@ -281,7 +281,8 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         """Return the real frames of a segment with their best cosines with vectors (K, D) of length 1."""
         features, times = self._features(span, scorer)
         values = (like @ _frames(features)[0].T).amax(0).tolist()
-        real = times[features.frame_mask[0]].tolist()
+        mask = features.frame_mask[0]
+        real = times[: len(mask)][mask].tolist()  # a video with one vector has the time of its first frame
         return [Moment(time, round(value, 6)) for time, value in zip(real, values, strict=True)]
 
 

@@ -129,12 +129,12 @@ def named_code(value: Any) -> Iterator[str]:
     """Yield the modules of all classes and functions in options, and the repositories (with a `/`) that they trust."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in ("class_path", "_class_path", "function"):
+            if key in ("class_path", "_class_path", "function", "wrapper"):
                 yield from filter(None, [str(item).rpartition(".")[0]])
             else:
                 yield from named_code(item)
         if value.get("trust_remote_code"):
-            repository = str(value.get("weights"))
+            repository = str(value.get("weights", value.get("model")))
             yield repository if "/" in repository else f"./{repository}"
     elif isinstance(value, list | tuple):
         for item in value:

@@ -151,7 +151,8 @@ class RecipeModule(LightningModule):
     @override
     def setup(self, stage: str) -> None:
         check_trainer(str(self.trainer.precision), type(self.trainer.strategy).__name__)
-        self.encoder.check_patches(getattr(self, "needs_patches", False))
+        needed = getattr(self, "needs_frames", True), getattr(self, "needs_patches", False)
+        self.encoder.check_vectors(self.title, *needed)
         precision = self.encoder.encoder_precision
         self.encoder.check_trainer(
             str(self.trainer.precision), type(self.trainer.strategy).__name__, encoder_precision=precision
@@ -367,4 +368,10 @@ def _is_pretrained(options: dict[str, Any], encoder: str) -> bool:
     for name in encoder.split("."):
         section = options.get(name)
         options = (section.get("init_args") or {}) if isinstance(section, dict) else {}
-    return any(options.get(name) not in (None, "none") for name in ("weights", "trained_in"))
+    return pretrained_weights(options) is not None
+
+
+def pretrained_weights(options: dict[str, Any]) -> str | None:
+    """Return the pretrained weights that the options of an encoder name, or None."""
+    named = options.get("weights"), options.get("trained_in"), options.get("model")
+    return next((name for name in named if name not in (None, "none")), None)
