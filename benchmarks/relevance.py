@@ -80,7 +80,7 @@ def main() -> None:
         def ask(queries: list[str]) -> list[float]:
             return [max(r.cosine for r in searcher.search(SearchQuery(query=query)).results) for query in queries]
 
-        relevance = searcher.catalog.fact("relevance")
+        relevance = searcher.table.fact("relevance")
         queries = {"matching": matching, "absent, another shape": near, "absent, everyday scenes": list(EVERYDAY)}
         found = {name: ask(group) for name, group in queries.items()}
         weak = {name: [searcher.search(SearchQuery(query=q)).weak for q in group] for name, group in queries.items()}

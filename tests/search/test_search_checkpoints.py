@@ -98,7 +98,7 @@ def test_an_index_can_be_searched_from_any_working_folder(published, gallery, ch
     index([gallery / "clip1.mp4"], "index", sources, progress=False)
     monkeypatch.chdir(tmp_path / "elsewhere")
     with Searcher("../index") as searcher:
-        assert searcher.catalog.fact("scorers")[1]["source"]["weights"] == str(tmp_path / "weights.pt")
+        assert searcher.table.fact("scorers")[1]["source"]["weights"] == str(tmp_path / "weights.pt")
         assert len(find(searcher, "a", rerank="clip4clip").results) == 1
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import sys
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import av
 import pytest
@@ -19,7 +19,6 @@ from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.methods import GAID
-from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher, best_moments
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import VideoFile, relative
@@ -27,8 +26,7 @@ from tvr_lightning.search.indexing import index
 from tvr_lightning.search.relevance import BACKGROUND, GOOD, Scale, judge
 from tvr_lightning.search.results import Moment
 from tvr_lightning.search.scorer import ScorerSource
-from tvr_lightning.search.segments import SegmentClips
-from tvr_lightning.search.vectors import LanceStore
+from tvr_lightning.search.table import IndexTable, encoded_path
 
 
 def scores(answer):
@@ -38,9 +36,9 @@ def scores(answer):
 @pytest.mark.parametrize("name", ["gare", "clip4clip"])
 def test_results_are_ranked_by_the_score_of_the_method(searcher, name):
     found = find(searcher, "a red square", rerank=name)
-    scorer, rows = searcher.scorers[name], searcher.catalog.videos()
-    spans = [searcher.catalog.spans(row.id)[0].key for row in rows]
-    videos = VideoFeatures.cat([searcher.catalog.features(span, name)[0] for span in spans])
+    scorer, rows = searcher.scorers[name], searcher.table.videos()
+    spans = [searcher.table.spans(row.id)[0].key for row in rows]
+    videos = VideoFeatures.cat([searcher.table.features([span], name)[span][0] for span in spans])
     expected = scorer.score(scorer.encode_texts(["a red square"]), videos)[0]
     expected = dict(zip([row.id for row in rows], expected.tolist(), strict=True))
     assert scores(found) == pytest.approx(expected, abs=1e-5)
@@ -77,26 +75,28 @@ def test_a_folder_is_relative_to_the_indexed_one(searcher, gallery):
     for folder in ("..", "below/../below", "/"):
         with pytest.raises(SearchError, match="must be a path inside an indexed folder"):
             find(searcher, "a", folder=folder)
-    rows, count = searcher.catalog.listed(None, 3, 2)
+    rows, count = searcher.table.listed(None, 3, 2)
     assert count == 8
     assert [row.path.name for row in rows] == ["clip5.mp4", "clip4.mp4", "clip3.mp4"], "the newest first"
     assert searcher.folders() == [{"folder": ".", "count": 6}, {"folder": "below", "count": 2}]
 
 
 @pytest.fixture
-def catalog(tmp_path):
-    catalog = Catalog(tmp_path, create=True)
-    yield catalog
-    catalog.close()
+def table(tmp_path):
+    """A new table without features."""
+    table = IndexTable(tmp_path / "index", create=True)
+    table.set_fact("scorers", [])
+    return table
 
 
-def add(catalog, path, *vectors):
-    """Add a video with a one-second segment for each vector inside a change, and return its file."""
+def rows_of(path, *vectors):
+    """A file, and its rows in the table: a one-second segment for each vector."""
     file = VideoFile(Path(path), 1, 1)
-    for place, vector in enumerate(vectors):
-        catalog.add_span(file, place, SegmentClips(float(place), place + 1.0, {}, {}, (0, 0)), vector, {})
-    catalog.add_video(file, float(len(vectors)), (0, 0))
-    return file
+    state = {"id": file.id, "path": encoded_path(file.path), "modified": 1, "bytes": 1, "duration": float(len(vectors))}
+    return file, [
+        state | {"place": i, "key": file.span_key(i), "start": i, "end": i + 1, "vector": vector.numpy()}
+        for i, vector in enumerate(vectors)
+    ]
 
 
 # Letters whose cases differ, digits, and characters with a meaning in SQL or in paths.
@@ -108,47 +108,32 @@ FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folders=st.lists(FOLDERS, max_size=6), folder=FOLDERS)
-def test_the_folder_filter_in_sql_selects_what_python_would(catalog, folders, folder):
-    catalog.remove(catalog.states())
+def test_the_folder_filter_in_sql_selects_what_python_would(tmp_path_factory, folders, folder):
+    table = IndexTable(tmp_path_factory.mktemp("index"), create=True)
+    table.set_fact("scorers", [])
     roots = [Path("/videos"), Path("/more")]
-    catalog.set_fact("roots", list(map(str, roots)))
+    table.set_fact("roots", list(map(str, roots)))
     paths = [roots[number % 2] / name / f"{number}.mp4" for number, name in enumerate(folders)]
-    with catalog.change():
-        files = [add(catalog, path, torch.zeros(2), torch.ones(2)) for path in paths]
+    found = [rows_of(path, torch.eye(2)[0], torch.ones(2)) for path in [*paths, "/videos.mp4"]]
+    table.commit([row for _, rows in found for row in rows])
     for wanted in {folder, *folders}:
-        chosen = [file for file in files if any(root / wanted in file.path.parents for root in roots)]
-        expected = sorted(span.key for file in chosen for span in catalog.spans(file.id))
-        assert sorted(catalog.in_folder(wanted)) == expected
-        assert catalog.listed(wanted, 100, 0)[1] == len(chosen)
+        chosen = [file for file, _ in found if any(root / wanted in file.path.parents for root in roots)]
+        if not PurePosixPath(wanted).parts:
+            chosen = [file for file, _ in found]
+        expected = sorted(span.key for file in chosen for span in table.spans(file.id))
+        assert sorted(span.key for span in table.nearest(torch.ones(2), 100, wanted)) == expected
+        assert table.listed(wanted, 100, 0)[1] == len(chosen)
 
 
-def test_a_single_indexed_file_is_listed_in_the_top_folder(catalog):
-    catalog.set_fact("roots", ["/videos/single.mp4", "/more"])
-    with catalog.change():
-        for path in ("/videos/single.mp4", "/more/trips/other.mp4"):
-            add(catalog, path, torch.zeros(2))
-    folder = relative(Path("/videos/single.mp4"), catalog.roots).rpartition("/")[0] or "."
-    listed, count = catalog.listed(folder, 10, 0)
+def test_a_single_indexed_file_is_listed_in_the_top_folder(table):
+    table.set_fact("roots", ["/videos/single.mp4", "/more"])
+    for path in ("/videos/single.mp4", "/more/trips/other.mp4"):
+        table.commit(rows_of(path, torch.ones(2))[1])
+    folder = relative(Path("/videos/single.mp4"), table.roots).rpartition("/")[0] or "."
+    listed, count = table.listed(folder, 10, 0)
     assert count == 2
     assert {row.path.name for row in listed} == {"single.mp4", "other.mp4"}
-    assert [row.path.name for row in catalog.listed("trips", 10, 0)[0]] == ["other.mp4"]
-
-
-def test_more_keys_than_a_query_has_parameters_are_found(catalog):
-    with catalog.change():
-        files = [add(catalog, f"/videos/{number}", torch.full((2,), float(number))) for number in range(1100)]
-        first = add(catalog, "/videos/first", torch.zeros(2), torch.ones(2))
-    wanted = [file.span_key(0) for file in files]
-    found = catalog.by_key([*wanted, 12345])
-    assert {key: row.video.path for key, row in found.items()} == {file.span_key(0): file.path for file in files}
-    keys, vectors = catalog.vectors(wanted)
-    assert keys == sorted(wanted)
-    assert [files[int(v)].span_key(0) for v in vectors[:, 0]] == keys
-    rows = catalog.spans(first.id)
-    assert [(row.start, row.end, row.video.id) for row in rows] == [(0.0, 1.0, first.id), (1.0, 2.0, first.id)]
-    catalog.remove([first.id])
-    assert catalog.by_key([row.key for row in rows]) == {}
-    assert len(catalog.vectors()[0]) == 1100
+    assert [row.path.name for row in table.listed("trips", 10, 0)[0]] == ["other.mp4"]
 
 
 def test_sinkhorn_adds_one_bias_per_video_and_prevents_hubs(searcher):
@@ -159,8 +144,8 @@ def test_sinkhorn_adds_one_bias_per_video_and_prevents_hubs(searcher):
     other = {r.id: r.bias for r in find(searcher, "a cat", normalize="sinkhorn").results}
     assert other == {r.id: r.bias for r in biased}
     assert len(set(other.values())) > 1
-    scorer, bank = searcher.scorers["gare"], searcher.catalog.fact("bank")
-    keys, vectors = searcher.catalog.vectors()
+    scorer, bank = searcher.scorers["gare"], searcher.table.fact("bank")
+    ((keys, vectors),) = searcher.table.vectors()
     cosines = scorer.text_vectors(scorer.encode_texts(bank)) @ vectors.T
     biases = torch.tensor([searcher._compute_biases(0)[key] for key in keys])
     spread = [(x / scorer.module.score_temperature()).softmax(1).sum(0).std() for x in (cosines, cosines + biases)]
@@ -192,31 +177,10 @@ def test_an_example_and_text_count_equally(searcher, gallery, tmp_path, rerank, 
     assert scores(both) == pytest.approx({v: (words[v] + scores(alone)[v]) / 2 for v in words}, abs=1e-5)
 
 
-def test_a_lost_table_of_vectors_is_restored_from_the_catalog(searcher, indexed, tmp_path):
-    out = shutil.copytree(indexed, tmp_path / "index")
-    shutil.rmtree(out / "vectors.lance")
-    index([], out, progress=False)
-    with Searcher(out) as other:
-        assert [r.id for r in find(other, "a cat").results] == [r.id for r in find(searcher, "a cat").results]
-        keys, vectors = other.catalog.vectors()
-        for row, values in enumerate(vectors @ vectors.T):
-            best = values.topk(3)
-            hits = other.vectors.nearest(vectors[row], 3)
-            assert [key for key, _ in hits] == [keys[place] for place in best.indices.tolist()]
-            assert [cosine for _, cosine in hits] == pytest.approx(best.values.tolist(), abs=1e-4)
-        other.vectors.add([*keys[:1], 1, 2], torch.cat([-vectors[:1], torch.eye(2, 64)]))
-        other.vectors.remove(keys[1:2])
-        assert other.vectors.keys() == {*keys, 1, 2} - {keys[1]}
-        assert other.vectors.nearest(-vectors[0], 1)[0][0] == keys[0], "an existing key gets its new vector"
-    index([], out, progress=False)
-    with Searcher(out) as other:
-        assert other.vectors.keys() == set(keys), "unknown vectors are removed"
-
-
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lancedb", None)
     with pytest.raises(SearchError, match=r"needs the package lancedb.*tvr-lightning\[search\]"):
-        LanceStore(tmp_path)
+        IndexTable(tmp_path)
 
 
 def test_the_relevance_scale_is_fitted_to_unrelated_queries_and_robust_to_a_few_matches():
@@ -237,7 +201,7 @@ def test_the_relevance_scale_is_fitted_to_unrelated_queries_and_robust_to_a_few_
 
 
 def test_text_results_have_a_relevance_and_can_be_filtered_by_it(searcher):
-    known = searcher.catalog.fact("relevance")
+    known = searcher.table.fact("relevance")
     scale = Scale(known["middle"], known["spread"])
     answer = find(searcher, "a red square")
     assert [r.relevance for r in answer.results] == [scale.relevance(r.cosine) for r in answer.results]
@@ -267,8 +231,8 @@ def test_the_relevance_scale_is_updated_with_the_index(small_index, gallery, tmp
 
     def update(*videos):
         index([gallery, *videos], out, progress=False)
-        with closing(Catalog(out)) as catalog:
-            return catalog.fact("relevance")
+        with closing(IndexTable(out)) as table:
+            return table.fact("relevance")
 
     out = shutil.copytree(small_index, tmp_path / "index")
     before = update()
@@ -297,7 +261,8 @@ def test_gaid_scores_use_the_audio_of_videos_that_have_some(tmp_path):
         scorer = searcher.scorers["gaid"]
         text = scorer.encode_texts(["a man plays the piano"])
         for result in find(searcher, "a man plays the piano").results:
-            video, _ = searcher.catalog.features(searcher.catalog.spans(result.id)[0].key, "gaid")
+            key = searcher.table.spans(result.id)[0].key
+            video, _ = searcher.table.features([key], "gaid")[key]
             silent = dataclasses.replace(video, audio=video.frames)  # audio equal to the frames changes nothing
             changes[result.path.rpartition("/")[2]] = result.score - float(scorer.score(text, silent))
     assert changes.pop("mute.mkv") == pytest.approx(0.0, abs=1e-6)

@@ -1,31 +1,30 @@
 """Indexing keeps unchanged videos, notices changes, and resumes after an interruption."""
 
-import fcntl
 import functools
 import os
 import random
 import resource
 import shutil
 import signal
-import sqlite3
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import lancedb
+import pyarrow as pa
 import pytest
 from child_processes import fork
 from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
-from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
-from tvr_lightning.search.errors import BusyError, SearchError
+from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import find_videos
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.vectors import LanceStore, update_vectors
+from tvr_lightning.search.table import TABLE, VERSION, IndexTable
 
-FOREIGN_FILES = ("vectors.d/mine.txt", "vectors.txt", "catalog.sqlite.bak")
+FOREIGN_FILES = ("videos.d/mine.txt", "videos.txt", "videos.lance.bak")
 """Files of the user whose names begin like those of an index."""
 FAKE = "<html>I am an mp4</html>"
 
@@ -44,13 +43,13 @@ def foreign_files_are_intact(folder):
 def content(folder):
     """Everything that an index contains about its videos, and those that it skipped."""
     found = {}
-    with closing(Catalog(folder)) as catalog:
-        for row in catalog.videos():
-            span = catalog.spans(row.id)[0].key
-            features, times = catalog.features(span, "clip4clip")
-            picture = catalog.thumbnail(row.id, 0.0)
+    with closing(IndexTable(folder)) as table:
+        for row in table.videos():
+            span = table.spans(row.id)[0].key
+            features, times = table.features([span], "clip4clip")[span]
+            picture = table.thumbnail(row.id, 0.0)
             found[row.path.name] = (span, row.duration, features.frames.numpy().tobytes(), times.tolist(), picture)
-        return found, catalog.skipped()
+        return found, table.skipped()
 
 
 def numbers(report):
@@ -149,23 +148,29 @@ def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     assert any("out.mp4: a symbolic link to a file outside" in problem for problem in problems)
 
 
-def test_a_second_writer_is_refused(folder, out, update):
-    clips(folder, 1)
-    out.mkdir()
-    with (out / "writer.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BusyError, match="Another process is writing the index"):
-            update()
+def test_two_writers_at_once_both_succeed(folder, out, update, sources, interpreter):
+    clips(folder, 12)
+    code = (
+        "from tvr_lightning.search.indexing import index; from tvr_lightning.search.scorer import ScorerSource\n"
+        f"index([{str(folder)!r}], {str(out)!r}, [ScorerSource({sources[1].checkpoint!r})], batch_size=2)"
+    )
+    writers = [interpreter(code) for _ in range(2)]
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    with closing(IndexTable(out)) as table:
+        assert len(table.keys()) == len(set(table.keys())) == table.count() == 12
+    assert numbers(update()) == (0, 12, 0, 12)
 
 
 def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sources, out):
     shutil.copytree(indexed, out)
     with pytest.raises(SearchError, match="created with gare, clip4clip, but you named clip4clip"):
         index([gallery], out, sources[1:], progress=False)
-    with closing(Catalog(out)) as catalog:
-        facts = catalog.fact("scorers")
+    with closing(IndexTable(out)) as table:
+        facts = table.fact("scorers")
         facts[0]["fingerprint"]["weights"] = "0" * 16
-        catalog.set_fact("scorers", facts)
+        table.set_fact("scorers", facts)
     for start in (lambda: Searcher(out), lambda: index([gallery], out, sources, progress=False)):
         with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Use"):
             start()
@@ -177,39 +182,34 @@ def test_a_new_index_needs_weights(gallery, out):
     assert not out.exists()
 
 
-def execute(out, statement):
-    with closing(sqlite3.connect(out / "catalog.sqlite")) as other, other:
-        other.execute(statement)
-
-
-def write_older_version(folder):
-    Catalog(folder, create=True).close()
-    execute(folder, "UPDATE facts SET value = '1' WHERE name = 'version'")
+def write_table(folder, version=None, **columns):
+    """Write a table of another program, or of another version of this one."""
+    metadata = None if version is None else {"tvr:version": str(version), "tvr:scorers": "[]"}
+    schema = pa.schema([pa.field("id", pa.string(), metadata=metadata)])
+    lancedb.connect(folder).create_table(TABLE, schema=schema)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: folder.rmdir(), "contains no index"),
-        (lambda folder: (folder / "catalog.sqlite").write_bytes(b"no database" * 100), "damaged"),
-        (lambda folder: Catalog(folder, create=True).close(), "indexing has not started"),
-        (write_older_version, "was built by an older version. Build it again with tvr index"),
+        (lambda folder: (folder / "catalog.sqlite").touch(), "was built by an older version. Build it again"),
+        (lambda folder: (folder / "videos.lance" / "data").mkdir(parents=True), "contains no index"),
+        (write_table, "contains a table of another program"),
+        (lambda folder: write_table(folder, VERSION - 1), "was built by an older version. Build it again"),
+        (lambda folder: write_table(folder, VERSION), "was changed by another program and has no bytes, captions, "),
     ],
 )
-def test_folders_without_an_index_are_refused(out, change, message):
+def test_folders_without_an_index_are_refused(gallery, out, ckpt, change, message, capsys):
     out.mkdir()
     change(out)
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(out.rglob("*"))]
     with pytest.raises(SearchError, match=message):
         Searcher(out)
-
-
-def test_a_database_of_another_program_is_refused_and_unchanged(gallery, out, ckpt, capsys):
-    out.mkdir()
-    execute(out, "CREATE TABLE books (title TEXT)")
-    before = (out / "catalog.sqlite").read_bytes()
-    assert main(["index", str(gallery), "--out", str(out), *ckpt]) == 2
-    assert "catalog.sqlite is a database of another program" in capsys.readouterr().err
-    assert (out / "catalog.sqlite").read_bytes() == before
+    if "no index" not in message:
+        assert main(["index", str(gallery), "--out", str(out), *ckpt]) == 2
+        assert message in capsys.readouterr().err
+    assert [(path, path.stat().st_mtime_ns) for path in sorted(out.rglob("*"))] == before
 
 
 def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery, tmp_path, out, capsys):
@@ -217,7 +217,7 @@ def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery,
     (tmp_path / "nowhere.ckpt").write_text("no weights")
     assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "nowhere.ckpt")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{out} contains files that are not part of an index (catalog.sqlite.bak, vectors.d, vectors.txt)" in line
+    assert f"{out} contains files that are not part of an index (videos.d, videos.lance.bak, videos.txt)" in line
     assert foreign_files_are_intact(out)
     assert len(list(out.iterdir())) == 3
 
@@ -229,47 +229,36 @@ def killed_while_loading(command):
     main(command)
 
 
-@pytest.mark.parametrize(("new_folder", "killed"), [(True, True), (True, False), (False, False)])
-def test_a_failed_index_removes_no_files_of_the_user(
-    gallery, folder, out, ckpt, monkeypatch, capsys, ended, new_folder, killed
-):
-    if not new_folder:
-        out.mkdir()
-    if killed:
-        process = ended(fork(killed_while_loading, ["index", str(gallery), "--out", str(out), *ckpt]))
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        assert (out / "catalog.sqlite").is_file()
+def test_a_run_that_is_killed_before_its_first_batch_leaves_nothing(gallery, out, ckpt, ended):
+    process = ended(fork(killed_while_loading, ["index", str(gallery), "--out", str(out), *ckpt]))
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
+
+
+def test_a_failed_index_removes_no_files_of_the_user(folder, out, ckpt, monkeypatch, capsys):
+    build = TinyClipEncoder.__init__
+
+    @functools.wraps(build)
+    def build_while_the_user_writes(*given, **named):
         write_foreign_files(out)
-    else:
-        build = TinyClipEncoder.__init__
+        build(*given, **named)
 
-        @functools.wraps(build)
-        def build_while_the_user_writes(*given, **named):
-            write_foreign_files(out)
-            build(*given, **named)
-
-        monkeypatch.setattr(TinyClipEncoder, "__init__", build_while_the_user_writes)
+    monkeypatch.setattr(TinyClipEncoder, "__init__", build_while_the_user_writes)
     folder.mkdir()
     (folder / "fake.mp4").write_text(FAKE)
     assert main(["index", str(folder), "--out", str(out), *ckpt])
     assert "no video could be read" in capsys.readouterr().err
     assert foreign_files_are_intact(out)
-    if killed:
-        assert main(["index", str(gallery), "--out", str(out), *ckpt]) == 0
-        assert foreign_files_are_intact(out)
-    else:
-        assert len(list(out.iterdir())) == 3, "the files of the run itself are removed"
+    assert len(list(out.iterdir())) == 3
 
 
 def written(folder):
     """Return the number of videos in an index that another process may be writing."""
     try:
-        catalog = Catalog(folder)
-    except SearchError:  # the other process has not written its tables yet
+        return len(IndexTable(folder).keys())
+    except SearchError:  # the other process has not written its first rows yet
         return 0
-    with closing(catalog):
-        return len(catalog.keys())
 
 
 @pytest.mark.slow
@@ -293,8 +282,6 @@ def test_a_killed_run_resumes_to_the_identical_index(folder, out, tmp_path, upda
     assert partial, "no kill interrupted the run"
     assert update().total == 24
     assert content(out) == content(tmp_path / "whole")
-    with closing(Catalog(out)) as catalog:
-        assert LanceStore(catalog.folder).keys() == catalog.keys()
 
 
 @pytest.mark.parametrize("prune", [[], ["--prune"]])
@@ -369,39 +356,23 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(gallery, tmp_path, ckpt, capsys):
+def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(folder, tmp_path, ckpt, capsys):
     def run(out):
-        return main(["index", str(gallery), "--out", str(out), *ckpt, "--batch_size", "2"])
+        return main(["index", str(folder), "--out", str(out), *ckpt, "--batch_size", "2"])
 
-    whole, kept = tmp_path / "whole", set()
+    clips(folder, 6)
+    write_clip(folder / "long.mp4", 6, frames=1600)
+    whole = tmp_path / "whole"
     assert run(whole) == 0
-    size = max(path.stat().st_size for path in whole.iterdir())
-    for share in (0.0, 0.75, 0.9):
-        out = tmp_path / f"index-{share}"
-        with largest_file(int(share * size)):
-            status = run(out)
-        printed = capsys.readouterr().err
-        if status:
-            (line,) = printed.strip().splitlines()
-            assert "cannot be" in line
-            assert "written" in line
-        before = written(out)
-        kept.add(before)
-        assert out.exists() == bool(before), "an index without videos is removed"
+    size = max(path.stat().st_size for path in whole.rglob("*.lance") if path.is_file())
+    for limit, kept in ((0, 0), (size - 1, 6)):
+        out = tmp_path / f"index-{limit}"
+        capsys.readouterr()
+        with largest_file(limit):
+            assert run(out) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert f"{out} cannot be read or written: the disk is full" in line
+        assert written(out) == kept
         assert run(out) == 0
-        assert f"{8 - before} videos added, {before} kept" in capsys.readouterr().out
+        assert f"{7 - kept} videos added, {kept} kept" in capsys.readouterr().out
         assert content(out) == content(whole)
-    assert 0 in kept
-    assert kept & set(range(1, 8)), "no limit interrupted the run"
-
-
-def test_a_full_disk_under_the_vectors_is_reported_in_one_line(small_index, out):
-    shutil.copytree(small_index, out)
-    shutil.rmtree(out / "vectors.lance")
-    with closing(Catalog(out)) as catalog:
-        store = LanceStore(catalog.folder)
-        with largest_file(200), pytest.raises(SearchError, match=r"LanceDB cannot write to it .*rerun tvr index"):
-            update_vectors(store, catalog)
-    index([], out, progress=False)
-    with closing(Catalog(out)) as catalog:
-        assert LanceStore(catalog.folder).keys() == catalog.keys()

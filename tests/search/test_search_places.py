@@ -1,28 +1,27 @@
 """An index from an untrusted user: which files it serves and reads, and where it sends queries."""
 
-import os
 import re
 import secrets
 import shlex
 import shutil
-import sqlite3
 from contextlib import closing
 
+import lancedb
 import pytest
 from search_parts import client_of, write_clip
 from starlette.testclient import TestClient
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.recover_captions import Description, write_captions
-from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index
+from tvr_lightning.search.table import TABLE, IndexTable, encoded_path
 
 
 def asking(searcher, *videos):
     """A function that requests the file of a video by name from a server of the index."""
-    client, ids = client_of(searcher, videos=videos), {row.path.name: row.id for row in searcher.catalog.videos()}
+    client, ids = client_of(searcher, videos=videos), {row.path.name: row.id for row in searcher.table.videos()}
     return lambda name: client.get(f"/api/videos/{ids[name]}/file")
 
 
@@ -37,9 +36,9 @@ def foreign(small_index, tmp_path):
 
     def copy(folder=small_index, identity=None, **facts):
         copied = shutil.copytree(folder, tmp_path / f"foreign-{secrets.token_hex(4)}")
-        with closing(Catalog(copied)) as catalog:
+        with closing(IndexTable(copied)) as table:
             for name, value in {**facts, "identity": identity or secrets.token_hex(16)}.items():
-                catalog.set_fact(name, value)
+                table.set_fact(name, value)
         return copied
 
     return copy
@@ -47,9 +46,8 @@ def foreign(small_index, tmp_path):
 
 def point(folder, name, path):
     """Replace the path of a video in the index by another file."""
-    with closing(sqlite3.connect(folder / "catalog.sqlite")) as catalog, catalog:
-        values = (os.fsencode(path), f"%/{name}")
-        catalog.execute("UPDATE videos SET path = ? WHERE CAST(path AS TEXT) LIKE ?", values)
+    table = lancedb.connect(folder).open_table(TABLE)
+    table.update(where=f"path LIKE '%/{name}'", values={"path": encoded_path(path)})
 
 
 def test_an_untrusted_index_serves_only_videos_in_folders_that_the_user_names(foreign, gallery, tmp_path):
@@ -91,8 +89,8 @@ def test_links_out_of_a_served_folder_are_refused(foreign, tmp_path):
 def test_the_users_own_index_is_served_even_after_a_move(foreign, small_index, tmp_path, user_state):
     moved = shutil.copytree(small_index, tmp_path / "moved")
     assert status(moved, "clip1.mp4") == 200
-    with closing(Catalog(moved)) as catalog:
-        identity = catalog.fact("identity")
+    with closing(IndexTable(moved)) as table:
+        identity = table.fact("identity")
     forged = foreign(moved, identity, roots=["/"])
     point(forged, "clip0.mp4", write_clip(tmp_path / "private.mp4", 3))
     with Searcher(forged) as searcher:
@@ -128,8 +126,8 @@ def test_folders_and_captions_that_only_the_index_names_are_not_read(foreign, ga
 
 def test_the_served_folders_come_from_the_command_line(foreign, gallery, tmp_path, monkeypatch, capsys):
     folder = foreign(roots=["/"])
-    with closing(Catalog(folder)) as catalog:
-        video = catalog.videos()[0]
+    with closing(IndexTable(folder)) as table:
+        video = table.videos()[0]
     answers = []
 
     def run(server, sockets):

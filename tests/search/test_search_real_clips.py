@@ -48,18 +48,18 @@ def searcher(real_index):
 
 
 def test_every_real_clip_is_indexed_and_finds_itself(searcher, real_index, folder, capsys):
-    rows = searcher.catalog.videos()
+    rows = searcher.table.videos()
     assert {row.path.name for row in rows} == {path.name for path in folder.iterdir()}
     assert len(rows) == CLIPS
-    assert searcher.catalog.skipped() == []
-    spans = {row.id: searcher.catalog.spans(row.id) for row in rows}
-    assert searcher.vectors.keys() == {span.key for found in spans.values() for span in found}
+    assert searcher.table.skipped() == []
+    spans = {row.id: searcher.table.spans(row.id) for row in rows}
+    assert set(searcher.table.keys()) == {span.key for found in spans.values() for span in found}
     assert all(len(spans[row.id]) == 1 for row in rows if row.duration <= 20)
     for row in rows:
-        features, times = searcher.catalog.features(spans[row.id][0].key, "clip4clip")
+        features, times = searcher.table.features([spans[row.id][0].key], "clip4clip")[spans[row.id][0].key]
         assert features.frame_mask.any()
         assert 0 <= float(times.max()) < row.duration
-        assert searcher.catalog.thumbnail(row.id, 0.0)[:3] == b"\xff\xd8\xff"
+        assert searcher.table.thumbnail(row.id, 0.0)[:3] == b"\xff\xd8\xff"
         best = find_file(searcher, row.path, top=3).results[0]
         assert best.path == str(row.path)
         assert best.score == pytest.approx(1.0, abs=1e-4)
@@ -74,4 +74,4 @@ def test_the_command_line_and_python_find_the_same(real_index, searcher, caption
     expected = find(searcher, captions[0], top=5, normalize="sinkhorn")
     assert [r["path"] for r in printed["results"]] == [r.path for r in expected.results]
     assert [r["score"] for r in printed["results"]] == pytest.approx([r.score for r in expected.results])
-    assert printed["candidates"] == len(searcher.catalog.keys()) > CLIPS
+    assert printed["candidates"] == len(searcher.table.keys()) > CLIPS

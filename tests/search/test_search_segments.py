@@ -10,7 +10,6 @@ from search_parts import find, find_file, write_clip, write_frames
 
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.media.video import frames_at_rate, read_clip
-from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index, read_ahead
@@ -92,10 +91,10 @@ def test_a_long_video_is_found_by_its_moments(scenes, sources, tmp_path, kind, c
     report = index([videos], out, sources, progress=False, batch_size=4, segments=Segments(kind, 10.0))
     assert report.total == 2
     with Searcher(out) as searcher:
-        video, short = searcher.catalog.videos()
+        video, short = searcher.table.videos()
         assert (video.width, video.height) == (96, 64)
-        spans = searcher.catalog.spans(video.id)
-        assert (len(spans), len(searcher.catalog.spans(short.id))) == (count, 1)
+        spans = searcher.table.spans(video.id)
+        assert (len(spans), len(searcher.table.spans(short.id))) == (count, 1)
         assert spans[0].start == 0
         assert spans[-1].end == pytest.approx(24.0)
         for number, color in enumerate(COLORS if kind == "shots" else ()):
@@ -110,7 +109,7 @@ def test_a_long_video_is_found_by_its_moments(scenes, sources, tmp_path, kind, c
         assert len(find(searcher, "a red square", top=2, candidates=2).results) == 2, "as many videos as requested"
         found = next(result for result in answer.results if result.id == video.id)
         for moment in found.moments:
-            with Image.open(io.BytesIO(searcher.catalog.thumbnail(video.id, moment.time))) as shown:
+            with Image.open(io.BytesIO(searcher.table.thumbnail(video.id, moment.time))) as shown:
                 color = np.array(COLORS[int(moment.time // SECONDS)])
                 assert np.abs(np.array(shown.getpixel((2, 60))) - color).max() < 20, "the thumbnail shows the moment"
         assert len(find(searcher, like=video.id).results) == 1
@@ -123,26 +122,26 @@ def test_a_long_video_is_found_by_its_moments(scenes, sources, tmp_path, kind, c
 
 
 def test_an_interrupted_long_video_leaves_no_segments(scenes, sources, tmp_path, monkeypatch):
-    out, calls, insert = tmp_path / "index", [], Catalog.add_span
+    out, calls, encode = tmp_path / "index", [], Scorer.encode_videos
 
     def interrupt(*arguments):
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        insert(*arguments)
+        return encode(*arguments)
 
-    monkeypatch.setattr(Catalog, "add_span", interrupt)
+    monkeypatch.setattr(Scorer, "encode_videos", interrupt)
     options = {"progress": False, "batch_size": 1, "segments": Segments("windows", 4.0)}
     clip = write_clip(tmp_path / "first.mp4", 1)
     index([clip], out, sources[1:], **options)
     with pytest.raises(KeyboardInterrupt):
         index([clip, scenes], out, **options)
     with Searcher(out) as searcher:
-        assert searcher.catalog.count() == len(searcher.catalog.keys()) == len(find(searcher, "a").results) == 1
+        assert searcher.table.count() == len(searcher.table.keys()) == len(find(searcher, "a").results) == 1
     monkeypatch.undo()
     assert index([clip, scenes], out, **options).total == 2
     with Searcher(out) as searcher:
-        assert len(searcher.catalog.keys()) == 7
+        assert len(searcher.table.keys()) == 7
 
 
 def test_a_long_video_that_ends_early_is_skipped_and_named(scenes, sources, tmp_path):

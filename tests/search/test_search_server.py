@@ -27,10 +27,10 @@ from fastapi.routing import APIRoute
 from PIL import Image
 from search_parts import LOCAL, app_of, client_of, connect, find, served, write_clip
 
-from tvr_lightning.search.catalog import Catalog
 from tvr_lightning.search.engine import Searcher
-from tvr_lightning.search.errors import BusyError, SearchError, UnreadableError
+from tvr_lightning.search.errors import SearchError, UnreadableError
 from tvr_lightning.search.server import UPLOADS, ServerOptions, is_local, serve
+from tvr_lightning.search.table import IndexTable
 
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n/clip2.mp4\n#EXT-X-ENDLIST\n"
 HEAD = b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
@@ -75,14 +75,14 @@ def test_a_query_finds_videos_with_their_moments(client, searcher):
 
 
 def test_videos_are_served_in_byte_ranges_and_with_thumbnails(client, searcher):
-    row = searcher.catalog.videos()[0]
+    row = searcher.table.videos()[0]
     whole = client.get(f"/api/videos/{row.id}/file")
     assert whole.content == row.path.read_bytes()
     assert whole.headers["content-type"] == "video/mp4"
     part = client.get(f"/api/videos/{row.id}/file", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, whole.content[10:20])
     thumbnail = client.get(f"/api/videos/{row.id}/image", params={"time": 1.0}).content
-    assert thumbnail == searcher.catalog.thumbnail(row.id, 1.0)
+    assert thumbnail == searcher.table.thumbnail(row.id, 1.0)
     assert thumbnail[:3] == b"\xff\xd8\xff"
 
 
@@ -138,7 +138,7 @@ def api_routes(app):
 
 
 def test_every_route_refuses_unknown_parameters(client, searcher):
-    video = searcher.catalog.videos()[0].id
+    video = searcher.table.videos()[0].id
     routes = api_routes(client.app)
     assert len(routes) == 8
     for method, path in routes:
@@ -152,7 +152,7 @@ def test_the_documentation_shows_a_working_command_for_every_route(searcher, gal
     page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
     shutil.copy(gallery / "clip3.mp4", tmp_path / "clip.mp4")
     (tmp_path / "photo.jpg").write_bytes(image("JPEG"))
-    video = searcher.catalog.videos()[0].id
+    video = searcher.table.videos()[0].id
     called = set()
     with served(searcher) as address:
         for line in re.findall("^curl .*", page, re.MULTILINE):
@@ -173,7 +173,7 @@ def test_the_documentation_shows_a_working_command_for_every_route(searcher, gal
         "/api/videos/..%2f..%2f..%2fetc%2fpasswd/file",
         "/api/videos/%2e%2e%2f%2e%2e%2fetc%2fpasswd/file",
         "/api/videos/%2fetc%2fpasswd/file",
-        "/%2e%2e/catalog.sqlite",
+        "/%2e%2e/videos.lance",
         "/page/../server.py",
     ],
 )
@@ -270,7 +270,7 @@ def test_the_page_loads_nothing_from_other_hosts_and_cannot_be_embedded(client, 
     assert not any("://" in content.text for content in (page, script, style))
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
     assert page.headers["x-content-type-options"] == "nosniff"
-    video = f"/api/videos/{searcher.catalog.videos()[0].id}"
+    video = f"/api/videos/{searcher.table.videos()[0].id}"
     for path in ("/", "/app.js", f"{video}/file", f"{video}/image", "/api/videos/x/file"):
         assert client.get(path).headers["Cross-Origin-Resource-Policy"] == "same-origin", path
 
@@ -286,14 +286,13 @@ def test_a_server_on_ipv6_works_and_a_port_in_use_is_an_error(searcher, monkeypa
         serve(searcher, ServerOptions(port=taken.getsockname()[1]))
 
 
-@pytest.mark.parametrize(("error", "status"), [(BusyError, 503), (UnreadableError, 500)])
-def test_errors_of_the_index_reveal_no_path(indexed, searcher, error, status, monkeypatch, capsys):
+def test_errors_of_the_index_reveal_no_path(indexed, searcher, monkeypatch, capsys):
     def fail(*_):
-        raise error(f"{indexed}/catalog.sqlite is in trouble")
+        raise UnreadableError(f"{indexed}/videos.lance is in trouble")
 
-    monkeypatch.setattr(searcher.catalog, "listed", fail)
+    monkeypatch.setattr(searcher.table, "listed", fail)
     response = client_of(searcher).get("/api/videos")
-    assert response.status_code == status
+    assert response.status_code == 500
     assert str(indexed) not in response.text
     assert str(indexed) in capsys.readouterr().err
 
@@ -322,8 +321,8 @@ def test_too_many_searches_are_refused(searcher, monkeypatch):
 
 def test_a_search_does_not_wait_until_a_large_bank_is_encoded(indexed, tmp_path, monkeypatch):
     shutil.copytree(indexed, tmp_path / "index")
-    with closing(Catalog(tmp_path / "index")) as catalog:
-        catalog.set_fact("bank", [f"a person does something {number} times" for number in range(480)])
+    with closing(IndexTable(tmp_path / "index")) as table:
+        table.set_fact("bank", [f"a person does something {number} times" for number in range(480)])
     with Searcher(tmp_path / "index") as searcher, served(searcher) as address, ThreadPoolExecutor(1) as pool:
         scorer = searcher.scorers[searcher.first]
         blocks, encode = [], scorer.encode_texts

@@ -15,13 +15,19 @@ from tvr_lightning.option_types import Count, Range
 
 @dataclass(frozen=True)
 class PathKind:
-    """Required kind of a path, which must exist unless it is new, with the advice if the `{path}` does not exist."""
+    """Required kind of a path, which must exist unless it is new, with the advice if the `{path}` does not exist.
+
+    With `remote`, an address such as `s3://bucket/prefix` is also allowed, and is not checked.
+    """
 
     kind: Literal["file", "folder", "file or folder", "new file", "new folder"]
     advice: str = "looked for it at {absolute}"
+    remote: bool = False
 
-    def read(self, text: str) -> Path:
+    def read(self, text: str) -> Path | str:
         """Return the path that a text stands for, or raise an ArgumentTypeError if it is unusable."""
+        if self.remote and "://" in text:
+            return text
         path, new, kind = Path(text), self.kind.startswith("new "), self.kind.removeprefix("new ")
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         is_folder = existing.is_dir()
@@ -43,7 +49,14 @@ Folder = Annotated[Path, PathKind("folder")]
 FileOrFolder = Annotated[Path, PathKind("file or folder")]
 NewFile = Annotated[Path, PathKind("new file")]
 NewFolder = Annotated[Path, PathKind("new folder")]
-Index = Annotated[Path, PathKind("folder", "make one with tvr index VIDEOS... --out {path}"), "folder of the index"]
+Index = Annotated[
+    Path | str,
+    PathKind("folder", "make one with tvr index VIDEOS... --out {path}", remote=True),
+    "folder or address of the index",
+]
+NewIndex = Annotated[
+    Path | str, PathKind("new folder", remote=True), "folder of the index, or an address such as s3://bucket/prefix"
+]
 Runs = Annotated[Path, PathKind("folder", "create one with tvr reproduce TABLE --out {path}")]
 Port = Annotated[int, Range(at_least=0, at_most=65535)]
 Config = Annotated[list[str], "RECIPE", "name or file of a recipe or overlay; later ones override earlier ones"]

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewFolder, Port, Trust, chosen_device
+from tvr_lightning.cli.options import Device, File, FileOrFolder, Folder, Index, NewIndex, Port, Trust, chosen_device
 from tvr_lightning.config.recipe_files import refuse_options
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import Count, FrameSampling, Share
+from tvr_lightning.option_types import Count, ExtractEngine, FrameSampling, Share
 from tvr_lightning.runs.log import loading
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import Answer, Normalize, SegmentKind, clock, printable
@@ -21,7 +21,7 @@ RERANK = "scorer of the index, CrossEncoder, or module.function that ranks the c
 def index(
     videos: Annotated[list[FileOrFolder], "video files and folders; those already in the index by default"] = [],
     /,
-    out: Annotated[NewFolder, "folder of the index"] = Path("index"),
+    out: NewIndex = Path("index"),
     ckpt_path: Annotated[list[File], "checkpoint of a method; the vectors of the first find candidates"] = [],
     weights: Annotated[str | None, "weights of a CLIP, without a checkpoint: a file, an open_clip tag, or none"] = None,
     architecture: Annotated[str | None, "open_clip name of that CLIP; ViT-B-32 by default"] = None,
@@ -36,14 +36,24 @@ def index(
     batch_size: Annotated[Count, "number of videos per pass through an encoder"] = 16,
     num_workers: Annotated[Count, "number of threads that decode"] = 2,
     device: Device = None,
+    engine: Annotated[ExtractEngine, "ray uses actors of a Ray cluster to read and encode"] = "local",
+    actors: Annotated[Count | None, "number of Ray actors; 1 by default"] = None,
+    address: Annotated[str | None, "running Ray cluster with the same paths; a local one by default"] = None,
     prune: Annotated[bool, "remove missing videos even if they are over 5 % of the index, or were moved"] = False,
 ) -> int:
     """Make videos searchable, or update an index: only new, changed, and deleted files are processed.
 
     Each checkpoint can rank the candidates of a search. Without one, videos are ranked by a CLIP with averaged frames.
     """
+    if engine == "local":
+        refuse_options({"actors": actors, "address": address}, "can only be used with Ray. Add --engine ray.")
     encoder: dict[str, Any] = {"architecture": architecture, "frames": frames, "sampling": sampling}
-    is_new = not (out / "catalog.sqlite").is_file()
+    if "://" in str(out):
+        from tvr_lightning.search.table import IndexTable
+
+        is_new = IndexTable(out, create=True).is_new
+    else:
+        is_new = not Path(out, "videos.lance").is_dir()
     if is_new and not videos:
         raise UserError("No videos are given. Name files or folders: tvr index VIDEOS...")
     if ckpt_path:
@@ -81,6 +91,8 @@ def index(
         trust=trust,
         segments=Segments(**cutting) if cutting else None,
         prune=prune,
+        actors=actors or 1 if engine == "ray" else None,
+        address=address,
     )
     for line in report.lines():
         print(printable(line))

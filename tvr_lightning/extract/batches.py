@@ -1,9 +1,9 @@
 """Reading and encoding of batches of videos, on this machine or by the actors of a Ray cluster."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class PartBatch(FeatureBatch):
     times: Tensor | None = None
 
 
+T = TypeVar("T")
 Models = tuple[Encoder, AudioEncoder | None]
 Group = tuple[Sequence[Part], list[int]]  # parts to extract, and the positions of the videos of one batch
 
@@ -74,7 +75,8 @@ def read_batches(
 ) -> Iterator[ExtractBatch]:
     """Yield the batches of some groups in order, read by worker processes, or read and encoded by Ray."""
     if options.engine == "ray":
-        return _encoded_by_ray(records, groups, read, models, options)
+        make = partial(_Encoder, records, read, models, options.device)
+        return map_in_ray(make, groups, options.actors, options.address, options.device, options.progress)
     videos = [[records[i] for i in positions] for _, positions in groups]
     return read_many(videos, partial(read, generator=None), _join, workers=options.num_workers)
 
@@ -85,28 +87,42 @@ def _join(results: Sequence[Media | MediaError]) -> ExtractBatch:
     return ExtractBatch(failed, Media.cat(media) if media else None)
 
 
-class EncodingActor:
-    """Reader and encoder of batches on a machine of the cluster, where the media must have the same paths."""
+class _Encoder:
+    """Reader and encoder of groups on a machine of the cluster."""
 
     def __init__(self, records: list[VideoRecord], read: MediaReader, models: Models, device: str) -> None:
         self.records, self.read, self.models, self.device = records, partial(read, generator=None), models, device
         start_inference(models, device)
 
+    def __call__(self, group: Group) -> ExtractBatch:
+        parts, positions = group
+        batch = _join([attempt(self.read, self.records[position]) for position in positions])
+        batch.encode(parts, self.models, self.device)
+        return batch
+
+
+class _Actor:
+    """Worker of a Ray cluster, which makes one result from each item."""
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]], items: Sequence[Any]) -> None:
+        self.work, self.items = make(), items
+
     @torch.no_grad()
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Encode one batch. A row contains positions and parts; the result contains features."""
-        parts: list[Any] = [str(part) for part in rows["parts"][0]]
-        batch = _join([attempt(self.read, self.records[int(position)]) for position in rows["positions"][0]])
-        batch.encode(parts, self.models, self.device)
-        encoded = np.empty(1, dtype=object)
-        encoded[0] = batch
-        return {"encoded": encoded}
+        result = np.empty(1, dtype=object)
+        result[0] = self.work(self.items[int(rows["item"][0])])
+        return {"result": result}
 
 
-def _encoded_by_ray(
-    records: list[VideoRecord], groups: Sequence[Group], read: MediaReader, models: Models, options: ExtractOptions
-) -> Iterator[ExtractBatch]:
-    """Yield batches that `options.actors` actors encode. The store is the same as that of one machine.
+def map_in_ray(
+    make: Callable[[], Callable[[Any], T]],
+    items: Sequence[Any],
+    actors: int = 1,
+    address: str | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+) -> Iterator[T]:
+    """Yield `make()(item)` of each item in order, computed by actors that read the same paths as this machine.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
@@ -118,24 +134,23 @@ def _encoded_by_ray(
     own = not ray.is_initialized()
     try:
         if own:
-            dashboard = None if options.address else False
-            ray.init(address=options.address or "local", log_to_driver=False, include_dashboard=dashboard)
+            dashboard = None if address else False
+            ray.init(address=address or "local", log_to_driver=False, include_dashboard=dashboard)
     except ConnectionError as error:
-        raise UserError(f"--address {options.address}: {error}. Start a cluster there, or omit --address.") from error
+        raise UserError(f"--address {address}: {error}. Start a cluster there, or omit --address.") from error
     try:
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
-        context.enable_progress_bars = options.progress
-        rows: list[dict[str, Any]] = [{"positions": positions, "parts": list(parts)} for parts, positions in groups]
-        encoded = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            EncodingActor,
-            fn_constructor_args=(records, read, models, options.device),
+        context.enable_progress_bars = progress
+        results = ray.data.from_items(list(range(len(items))), override_num_blocks=len(items)).map_batches(
+            _Actor,
+            fn_constructor_args=(make, items),
             batch_size=1,
-            concurrency=options.actors,
-            num_gpus=1 if options.device.startswith("cuda") else 0,
+            concurrency=actors,
+            num_gpus=1 if device.startswith("cuda") else 0,
         )
-        for row in encoded.iter_rows():
-            yield row["encoded"]
+        for row in results.iter_rows():
+            yield row["result"]
     finally:
         if own:
             ray.shutdown()

@@ -7,9 +7,9 @@ import itertools
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.image import read_image
 from tvr_lightning.media.video import probe
-from tvr_lightning.search.catalog import Catalog, SpanRow
 from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import relative
 from tvr_lightning.search.query import SearchQuery
@@ -34,7 +33,7 @@ from tvr_lightning.search.relevance import Scale, judge
 from tvr_lightning.search.results import Answer, Moment, Result, printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import Segments, read_segments
-from tvr_lightning.search.vectors import LanceStore
+from tvr_lightning.search.table import IndexTable, SpanRow
 from tvr_lightning.store.feature_store import differences
 
 ExampleKind = Literal["clip", "image"]
@@ -47,7 +46,7 @@ EXAMPLE_SEGMENTS = 16
 EXAMPLES_IN_MEMORY = 256
 BEST_MOMENTS = 3
 APART = 1.0  # second between the best moments, if there are enough
-Hits = list[tuple[int, float]]
+Features = tuple[VideoFeatures, Tensor]  # of one segment, with the times of its frames
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
     """An index that is open for searching. Several threads can search while another process updates the index.
 
     Args:
-        path: Folder of the index.
+        path: Folder or address of the index.
         device: Device for the methods.
         trust: Modules whose classes the checkpoints may also name. Their code is run.
         rerank: Scorer that ranks the candidates by default, or another reranker by name (`reranker_of`).
@@ -72,27 +71,21 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
     def __init__(
         self, path: str | Path, device: str = "cpu", trust: Sequence[str] = (), rerank: str | None = None
     ) -> None:
-        with contextlib.ExitStack() as undo:
-            self.catalog = Catalog(Path(path))
-            undo.callback(self.catalog.close)
-            if not self.catalog.fact("scorers"):
-                raise SearchError(f"{path}: indexing has not started. Run tvr index VIDEOS... --out {path}")
-            self.scorers: dict[str, Scorer] = load_scorers(self.catalog, (), device, trust)
-            self.vectors = LanceStore(Path(path))
-            undo.pop_all()
+        self.table = IndexTable(path)
+        self.scorers: dict[str, Scorer] = load_scorers(self.table, (), device, trust)
         self.first = next(iter(self.scorers))
         """Name of the scorer whose vectors the first stage compares."""
         self.default = rerank or self.first
         other = self.default not in (NONE, *self.scorers) and ("." in self.default or "/" in self.default)
         self.reranker = reranker_of(self.default, device) if other else None
-        self._lock = threading.Lock()
-        self._features = lru_cache(SPANS_IN_MEMORY)(self.catalog.features)
+        self._lock = threading.RLock()
+        self._known: OrderedDict[tuple[int, str], Features] = OrderedDict()
         self._biases = lru_cache(1)(self._compute_biases)
         self._examples: OrderedDict[str, Example] = OrderedDict()
 
     def __exit__(self, *_: object) -> None:
-        """Close the files of the index."""
-        self.catalog.close()
+        """Close the table."""
+        self.table.close()
 
     def search(self, query: SearchQuery) -> Answer:
         """Find videos by text, by an example, or by the mean of both scores.
@@ -107,12 +100,12 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
         # The biases take long, so before the lock of the search.
-        biases = self._biases(self.catalog.generation()) if query.normalize == "sinkhorn" else {}
+        biases = self._biases(self.table.generation()) if query.normalize == "sinkhorn" else {}
         with self._lock:
             rows, cosines, bias = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
             method = rerank if text else "frames"
-            answer = Answer(shown, method, query.normalize, len(rows), self.catalog.count())
+            answer = Answer(shown, method, query.normalize, len(rows), self.table.count())
             if any(self.scorers[name].truncated(text) for name in {self.first, rerank} & {*self.scorers}):
                 words = self.scorers[self.first].module.words
                 answer.notes.append(f"the query is too long; only the first {words} tokens are used")
@@ -120,7 +113,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
             answer.results = self._rank(rows, cosines, bias if biases else None, text, like, rerank, query.top)
-        known = self.catalog.fact("relevance")
+        known = self.table.fact("relevance")
         if text and known:
             judge(answer, Scale(known["middle"], known["spread"]), float(cosines.max()), query.min_relevance)
         return answer
@@ -128,7 +121,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
     def add_example(self, path: str | Path, kind: ExampleKind = "clip", name: str | None = None) -> str:
         """Read a clip or an image, cut as the videos of the index are, and return an ID for `SearchQuery.like`."""
         scorer, path = self.scorers[self.first], Path(path)
-        rule = Segments(**self.catalog.fact("segments"))
+        rule = Segments(**self.table.fact("segments"))
         if kind == "image":
             clips = iter([scorer.still(read_image(path))])
         elif rule.kind == "none" or probe(path).duration <= rule.length:
@@ -146,16 +139,27 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
     def _example(self, like: str) -> Example:
         if like in self._examples:
             return self._examples[like]
-        rows = self.catalog.spans(like)
-        if not rows:
+        rows = self.table.spans(like)
+        found = self._features([row.key for row in rows], self.first)
+        if not found:
             raise UnknownVideoError(f"no video {like!r} in the index")
-        features = VideoFeatures.cat([self._features(row.key, self.first)[0] for row in rows])
+        features = VideoFeatures.cat([found[row.key][0] for row in rows if row.key in found])
         return Example(printable(rows[0].video.path.name), _frames(features), like)
+
+    def _features(self, keys: Sequence[int], scorer: str) -> dict[int, Features]:
+        """Return the features of segments by key, without those that another process has just removed."""
+        with self._lock:
+            found = {key: self._known.pop((key, scorer)) for key in keys if (key, scorer) in self._known}
+            found |= self.table.features([key for key in keys if key not in found], scorer)
+            self._known.update({(key, scorer): features for key, features in found.items()})  # the newest last
+            while len(self._known) > SPANS_IN_MEMORY:
+                self._known.popitem(last=False)
+        return found
 
     def folders(self) -> list[dict[str, Any]]:
         """Return the folders of videos, relative to the indexed ones, and their numbers of videos."""
-        roots = self.catalog.roots
-        counts = Counter(str(PurePath(relative(row.path, roots)).parent) for row in self.catalog.videos())
+        roots = self.table.roots
+        counts = Counter(str(PurePath(relative(row.path, roots)).parent) for row in self.table.videos())
         return [{"folder": name, "count": count} for name, count in sorted(counts.items())]
 
     def _candidates(
@@ -166,46 +170,42 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         vectors = [scorer.text_vectors(scorer.encode_texts([text]))[0]] if text else []
         if like is not None:
             vectors += [unit(frames.mean(0, keepdim=True))[0] for frames in like.segments]
-        nearest: Callable[[Tensor, int], Hits] = self.vectors.nearest
-        if PurePath(query.folder or "").parts:
-            in_folder, those = self.catalog.vectors(self.catalog.in_folder(str(query.folder)))
-            nearest = partial(_nearest_of, in_folder, those)
-        rows: dict[int, SpanRow] = {}
+        found: dict[int, SpanRow] = {}
         for vector in vectors:
             count = max(query.candidates // len(vectors), query.top)
-            rows |= {row.key: row for row in self._nearest(nearest, vector, count, query.top, like)}
-        keys, known = self.catalog.vectors(list(rows))
-        if not keys:
+            found |= {row.key: row for row in self._nearest(query.folder, vector, count, query.top, like)}
+        rows = [found[key] for key in sorted(found)]
+        if not rows:
             return [], torch.zeros(0), torch.zeros(0)
-        bias = torch.tensor([biases.get(key, 0.0) for key in keys], dtype=torch.float64)
-        cosines = known @ vectors[0]
+        bias = torch.tensor([biases.get(row.key, 0.0) for row in rows], dtype=torch.float64)
+        cosines = torch.stack([row.vector for row in rows]) @ vectors[0]
         order = (cosines + bias).sort(descending=True, stable=True).indices
-        return [rows[keys[place]] for place in order.tolist()], cosines[order], bias[order]
+        return [rows[place] for place in order.tolist()], cosines[order], bias[order]
 
-    def _nearest(
-        self, nearest: Callable[[Tensor, int], Hits], vector: Tensor, count: int, top: int, like: Example | None
-    ) -> list[SpanRow]:
+    def _nearest(self, folder: str | None, vector: Tensor, count: int, top: int, like: Example | None) -> list[SpanRow]:
         """Return `count` segments nearest to a vector, or more until they belong to `top` videos."""
         while True:
-            hits = nearest(vector, count)
-            known = self.catalog.by_key([key for key, _ in hits])  # without what changed since the store was written
-            rows = [known[key] for key, _ in hits if key in known]
-            rows = [row for row in rows if like is None or row.video.id != like.video]
-            if len(hits) < count or len({row.video.id for row in rows}) >= min(top, len(rows) or top):
+            rows = self.table.nearest(vector, count, folder, like and like.video)
+            if len(rows) < count or len({row.video.id for row in rows}) >= min(top, len(rows)):
                 return rows
             count *= 4
 
     def _compute_biases(self, _: int) -> dict[int, float]:
         """Return each segment's bias by its key, computed from the cosines of the first stage (NCL, Eqs. 10 and 11)."""
-        bank = self.catalog.fact("bank")
+        bank = self.table.fact("bank")
         if not bank:
             raise SearchError("normalize: sinkhorn needs a bank of sample queries. Index with --bank FILE.")
-        keys, vectors = self.catalog.vectors()
-        if not keys:
-            return {}
         scorer = self.scorers[self.first]
         blocks = (scorer.encode_texts(bank[i : i + BLOCK]) for i in range(0, len(bank), BLOCK))
-        scores = MatrixSource(torch.cat([scorer.text_vectors(block) for block in blocks]) @ vectors.T)
+        texts = torch.cat([scorer.text_vectors(block) for block in blocks])
+        keys: list[int] = []
+        cosines = [torch.zeros(len(texts), 0)]
+        for of_block, vectors in self.table.vectors():
+            keys += of_block
+            cosines.append(texts @ vectors.T)
+        if not keys:
+            return {}
+        scores = MatrixSource(torch.cat(cosines, 1))
         context = Context(bank=scores, temperature=scorer.module.score_temperature())
         return dict(zip(keys, SinkhornBias().gallery_bias(scores, context).tolist(), strict=True))
 
@@ -238,16 +238,22 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         name = rerank if text and rerank in self.scorers else self.first
         scorer = self.scorers[name]
         encoded = scorer.encode_texts([text]) if text else None
+        needed = ({self.first} if like else set()) | ({name} if text and rerank in self.scorers else set())
+        features = {each: self._features([row.key for row in rows], each) for each in needed}
+        there = [place for place, row in enumerate(rows) if all(row.key in found for found in features.values())]
+        if not there:  # another process has just replaced all
+            return []
+        rows, cosines, bias = [rows[place] for place in there], cosines[there], None if bias is None else bias[there]
         scores = []
         if encoded is not None and rerank not in (NONE, *self.scorers):
             scores.append(self._reranked(text, rows))
         elif encoded is not None and rerank != NONE:
-            videos = VideoFeatures.cat([self._features(row.key, name)[0] for row in rows])
+            videos = VideoFeatures.cat([features[name][row.key][0] for row in rows])
             scores.append(scorer.score(encoded, videos)[0])
         elif encoded is not None:
             scores.append(cosines)
         if like is not None:
-            spans = [_frames(self._features(row.key, self.first)[0])[0] for row in rows]
+            spans = [_frames(features[self.first][row.key][0])[0] for row in rows]
             alike = [[(mine @ frames.T).amax(1).mean() for mine in like.segments] for frames in spans]
             scores.append(torch.tensor(alike).amax(1))
         total = torch.stack(scores).mean(0) + (0.0 if bias is None else bias)
@@ -255,41 +261,38 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         for place in total.sort(descending=True, stable=True).indices.tolist():
             places.setdefault(rows[place].video.id, []).append(place)
         seen = unit(encoded.sentence) if encoded is not None else torch.cat(like.segments if like else [])
-        results = []
-        for rank, (video_id, of_video) in enumerate(itertools.islice(places.items(), top), 1):
-            segments = [self._moments(seen, rows[place].key, name) for place in of_video]
+        best_videos = list(itertools.islice(places.values(), top))
+        shown = self._features([rows[place].key for of_video in best_videos for place in of_video], name)
+        results: list[Result] = []
+        for of_video in best_videos:
+            segments = [_moments(seen, *shown[rows[place].key]) for place in of_video if rows[place].key in shown]
+            if not segments:
+                continue
             strongest = [max(moments, key=lambda moment: moment.similarity) for moments in segments]
             best = strongest[0]  # of the segment that determines the rank
             moments = segments[0] if len(segments) == 1 else sorted(strongest, key=lambda moment: moment.time)
             place, video = of_video[0], rows[of_video[0]].video
             results.append(
                 Result(
-                    rank=rank,
+                    rank=len(results) + 1,
                     **vars(video) | {"path": str(video.path)},
                     score=float(total[place]),
                     cosine=float(cosines[place]),
                     bias=None if bias is None else float(bias[place]),
                     best=[best, *(each for each in best_moments(moments) if each != best)][:BEST_MOMENTS],
                     moments=moments,
-                    captions=self.catalog.captions_of(video_id),
                     start=best.time,
                 )
             )
         return results
 
-    def _moments(self, like: Tensor, span: int, scorer: str) -> list[Moment]:
-        """Return the real frames of a segment with their best cosines with vectors (K, D) of length 1."""
-        features, times = self._features(span, scorer)
-        values = (like @ _frames(features)[0].T).amax(0).tolist()
-        mask = features.frame_mask[0]
-        real = times[: len(mask)][mask].tolist()  # a video with one vector has the time of its first frame
-        return [Moment(time, round(value, 6)) for time, value in zip(real, values, strict=True)]
 
-
-def _nearest_of(keys: list[int], vectors: Tensor, query: Tensor, count: int) -> Hits:
-    """Return the `count` of some vectors (M, D) nearest to a query (D,), as a vector store does."""
-    best = (vectors @ query).topk(min(count, len(keys))) if keys else torch.zeros(0).topk(0)
-    return [(keys[place], cosine) for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+def _moments(like: Tensor, features: VideoFeatures, times: Tensor) -> list[Moment]:
+    """Return the real frames of a segment with their best cosines with vectors (K, D) of length 1."""
+    values = (like @ _frames(features)[0].T).amax(0).tolist()
+    mask = features.frame_mask[0]
+    real = times[: len(mask)][mask].tolist()  # a video with one vector has the time of its first frame
+    return [Moment(time, round(value, 6)) for time, value in zip(real, values, strict=True)]
 
 
 def _frames(features: VideoFeatures) -> list[Tensor]:
@@ -310,13 +313,13 @@ def best_moments(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def load_scorers(
-    catalog: Catalog, given: Sequence[ScorerSource], device: str, trust: Sequence[str] = ()
+    table: IndexTable, given: Sequence[ScorerSource], device: str, trust: Sequence[str] = ()
 ) -> dict[str, Scorer]:
     """Load the scorers of an index by name. Given ones are recorded in a new index, and must equal those of another."""
-    known = catalog.fact("scorers")
+    known = table.fact("scorers")
     sources = given or [ScorerSource(**fact["source"]) for fact in known or ()]
     if not sources:
-        raise SearchError(f"{catalog.folder}: a new index needs a checkpoint or weights")
+        raise SearchError(f"{table.address}: a new index needs a checkpoint or weights")
     models: dict[str, Scorer] = {}
     for source in sources:
         try:
@@ -332,7 +335,7 @@ def load_scorers(
         listed = [
             {"name": name, "source": asdict(m.source), "fingerprint": m.fingerprint} for name, m in models.items()
         ]
-        catalog.set_fact("scorers", listed)
+        table.set_fact("scorers", listed)
         return models
     before = {fact["name"]: fact["fingerprint"] for fact in known}
     found = f"it was created with {', '.join(before)}, but you named {', '.join(models)}"
@@ -340,6 +343,6 @@ def load_scorers(
         found = "; ".join(filter(None, (differences(before[n], m.fingerprint, "the index") for n, m in models.items())))
     if found:
         raise SearchError(
-            f"{catalog.folder}: {found}. Use the methods and weights of the index, or index into a new folder."
+            f"{table.address}: {found}. Use the methods and weights of the index, or index into a new folder."
         )
     return models

@@ -1,42 +1,39 @@
 """Indexing of videos. Only new, changed, and deleted files are processed; if it is killed, one batch is lost."""
 
-import contextlib
 import dataclasses
 import itertools
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.markup import escape
 from rich.progress import Progress
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.data.recover_captions import RecoverCaptions, read_captions
-from tvr_lightning.files import explain_write_errors, file_lock
+from tvr_lightning.extract.batches import map_in_ray
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.video import probe
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.search.catalog import FILE, Catalog, VideoRow
 from tvr_lightning.search.engine import load_scorers
-from tvr_lightning.search.errors import BusyError, SearchError
+from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import NamedPaths, VideoFile, find_videos, resolve_roots, within
 from tvr_lightning.search.relevance import BACKGROUND, Scale
 from tvr_lightning.search.results import printable
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.search.segments import SegmentClips, Segments, read_segments, read_whole
-from tvr_lightning.search.vectors import LANCE_FOLDER, LanceStore, update_vectors
+from tvr_lightning.search.table import IndexTable, State, VideoRow, encoded_path, feature_bytes
 
 T = TypeVar("T")
+Rows = list[dict[str, Any]]
+"""Rows of the table for one video."""
 REMOVED_WITHOUT_PRUNE = 0.05
 """Maximum share of an index that is removed without `prune`; a single video always is."""
-LOCK = "writer.lock"
-VIDEOS_PER_UPDATE = 256
-"""Number of videos after which the vector store is updated. For a large index it is a sixteenth of its videos, since
-the cost of comparing the store with the catalog grows with the index."""
+ROWS_PER_COMMIT = 1024
+"""Maximum number of segments before a commit. It is less in a small index, since an interruption loses them."""
 
 
 @dataclass
@@ -72,12 +69,14 @@ def index(
     trust: Sequence[str] = (),
     segments: Segments | None = None,
     prune: bool = False,
+    actors: int | None = None,
+    address: str | None = None,
 ) -> IndexReport:
     """Index videos, or bring an index up to date. None keeps what the index records.
 
     Args:
         videos: Files and folders; by default those of the index.
-        out: Folder of the index.
+        out: Folder or address of the index.
         scorers: Methods; the vectors of the first one find the candidates.
         bank: Sample queries for the normalization of scores.
         batch_size: Number of videos per pass through an encoder.
@@ -88,81 +87,47 @@ def index(
         trust: Modules whose classes the checkpoints may also name. Their code is run.
         segments: Rule for cutting long videos.
         prune: Permission to remove videos that are missing, even if they are more than 5 % of the index.
+        actors: Number of actors of a Ray cluster that read and encode instead of this process, which writes.
+        address: Address of a running cluster; by default one on this machine.
 
     Raises:
         SearchError: There is nothing to index, options differ from those of the index, `out` contains other files, many
             videos are missing without `prune`, or the disk is full.
     """
-    folder = Path(out)
     described = None if captions is None else read_captions(Path(captions))  # before hours of indexing
     given = resolve_roots(videos) if videos else []
-    with _open_catalog(folder) as catalog:
-        named, roots, new = NamedPaths.load(catalog.identity), catalog.roots, catalog.fact("scorers") is None
-        if not given and (strange := [str(root) for root in roots if str(root) not in named.videos]):
-            raise SearchError(
-                f"{folder} lists {', '.join(strange)}, which you have not named here. To index them, run tvr index "
-                f"{shlex.join([*strange, '--out', str(folder)])}"
-            )
-        walked = given or resolve_roots(named.videos)
-        models = load_scorers(catalog, scorers, device, trust)
-        known = catalog.fact("segments")
-        rule = segments or Segments(**(known or {}))
-        if known and rule != Segments(**known):
-            raise SearchError(
-                f"{folder}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
-                f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
-            )
-        catalog.set_fact("segments", dataclasses.asdict(rule))
-        catalog.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
-        named.videos = sorted({*named.videos, *map(str, given)})
-        if bank is not None:
-            catalog.set_fact("bank", [line for line in bank if line.strip()])
-        report = _Run(catalog, LanceStore(folder), models, rule, batch_size, workers).update(walked, progress, prune)
-        if new and not report.total:
-            reasons = "; ".join(report.skipped[:3])
-            raise SearchError(f"no index was created, since no video could be read: {reasons}")
-        report.problems += _join_captions(catalog, described, named)
-        report.problems += named.save(catalog.identity)
-        report.captioned = catalog.captioned()
-        return report
-
-
-@contextlib.contextmanager
-def _open_catalog(folder: Path) -> Iterator[Catalog]:
-    """Lock an index and open its catalog; remove what was created if a new index ends without a video."""
-    others = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
-    new, created_folder = FILE not in others, not folder.exists()
-    if others and new:
+    table = IndexTable(out, create=True)
+    named, roots = NamedPaths.load(table.identity), table.roots
+    if not given and (strange := [str(root) for root in roots if str(root) not in named.videos]):
         raise SearchError(
-            f"{folder} contains files that are not part of an index ({', '.join(others[:3])}). Choose a new or empty "
-            "folder with --out."
+            f"{out} lists {', '.join(strange)}, which you have not named here. To index them, run tvr index "
+            f"{shlex.join([*strange, '--out', str(out)])}"
         )
-    with explain_write_errors(folder, "Finished batches are kept.", "tvr index."):
-        folder.mkdir(parents=True, exist_ok=True)
-        with file_lock(folder / LOCK, f"the index {folder}", BusyError), contextlib.ExitStack() as undo:
-            if new:
-                undo.callback(_discard, folder, created_folder)
-            with contextlib.closing(Catalog(folder, create=True)) as catalog:
-                try:
-                    yield catalog
-                finally:
-                    if catalog.count():
-                        undo.pop_all()
+    walked = given or resolve_roots(named.videos)
+    models = load_scorers(table, scorers, device, trust)
+    known = table.fact("segments")
+    rule = segments or Segments(**(known or {}))
+    if known and rule != Segments(**known):
+        raise SearchError(
+            f"{out}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
+            f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
+        )
+    table.set_fact("segments", dataclasses.asdict(rule))
+    table.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
+    named.videos = sorted({*named.videos, *map(str, given)})
+    if bank is not None:
+        table.set_fact("bank", [line for line in bank if line.strip()])
+    encoder = VideoEncoder(models, rule, batch_size)
+    report = _Run(table, encoder, workers, actors, address, device).update(walked, progress, prune)
+    report.problems += _join_captions(table, described, named)
+    report.problems += named.save(table.identity)
+    report.captioned = table.captioned()
+    return report
 
 
-def _discard(folder: Path, created: bool) -> None:
-    """Remove the files of an index without videos, and the folder if it was created and contains nothing else."""
-    shutil.rmtree(folder / LANCE_FOLDER, ignore_errors=True)
-    for name in (FILE, f"{FILE}-journal", LOCK):
-        (folder / name).unlink(missing_ok=True)
-    if created:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: NamedPaths) -> list[str]:
+def _join_captions(table: IndexTable, given: RecoverCaptions | None, named: NamedPaths) -> list[str]:
     """Set the captions of the videos from the given file or the one that the user named before; return problems."""
-    known, roots = catalog.fact("captions"), catalog.roots
+    known, roots = table.fact("captions"), table.roots
     if given is None and known is None:
         return []
     if given is None and known != named.captions:  # an index must not choose which file is read
@@ -176,89 +141,186 @@ def _join_captions(catalog: Catalog, given: RecoverCaptions | None, named: Named
         names = [name for path in paths for name in (path.as_posix(), path.with_suffix("").as_posix())]
         return next((found for name in names if (found := described.descriptions.get(name))), [])
 
-    found = {video.id: lines for video in catalog.videos() if (lines := texts(video))}
-    if not found and given is not None and catalog.count():
+    found = {video.id: lines for video in table.videos() if (lines := texts(video))}
+    if not found and given is not None and table.count():
         raise SearchError(
             f"{described.path} describes none of the index's videos, but others, such as "
             f"{', '.join(list(described.descriptions)[:3])}. Name videos by their path in the indexed folder or by "
             "their file name."
         )
-    catalog.set_captions(found)
+    table.set_captions(found)
     named.captions = str(described.path.resolve())
-    catalog.set_fact("captions", named.captions)
+    table.set_fact("captions", named.captions)
     return []
+
+
+@dataclass
+class VideoEncoder:
+    """Reads and encodes batches of videos: here, or as an actor of a Ray cluster."""
+
+    models: dict[str, Scorer]
+    rule: Segments
+    batch_size: int
+
+    def __call__(self, files: Sequence[VideoFile]) -> list[Rows]:
+        """Return the rows of each video of a batch."""
+        return self.encode([(file, self.read(file)) for file in files])
+
+    def read(self, file: VideoFile) -> SegmentClips | str | None:
+        """Read a video as one segment. Return the reason if it cannot be read, and None for a longer video."""
+        try:
+            if self.rule.kind != "none" and probe(file.path).duration > self.rule.length:
+                return None
+            segment = read_whole(file.path, self.models)
+            _require_unchanged(file)
+        except (MediaError, OSError) as error:
+            return _reason(file, error)
+        return segment
+
+    def encode(
+        self, group: Sequence[tuple[VideoFile, SegmentClips | str | None]], progress: Progress | None = None
+    ) -> list[Rows]:
+        """Return the rows of each video that `read` has read. Longer videos are read here."""
+        whole = [(file, 0, read) for file, read in group if isinstance(read, SegmentClips)]
+        encoded = iter(self._rows(whole))
+        rows: list[Rows] = []
+        for file, read in group:
+            if isinstance(read, SegmentClips):
+                rows.append([next(encoded) | {"duration": read.end}])
+            else:
+                rows.append(self._long(file, progress) if read is None else [_row(file, 0) | {"reason": read}])
+        return rows
+
+    def _rows(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> Rows:
+        """Encode some segments, given with their video and number."""
+        if not block:
+            return []
+        features = {
+            name: model.encode_videos(Media.cat([segment.clips[name].media for *_, segment in block]))
+            for name, model in self.models.items()
+        }
+        first = next(iter(self.models))
+        vectors = self.models[first].video_vectors(features[first]).float().numpy()
+        rows = []
+        for i, (file, place, segment) in enumerate(block):
+            row = _row(file, place) | {"start": segment.start, "end": segment.end, "vector": vectors[i]}
+            row |= {"width": segment.size[0], "height": segment.size[1], "times": list(segment.thumbnails)}
+            row["thumbnails"] = list(segment.thumbnails.values())
+            for name, found in features.items():
+                row[f"features-{name}"] = feature_bytes(found[i : i + 1], segment.clips[name].times)
+            rows.append(row)
+        return rows
+
+    def _long(self, file: VideoFile, progress: Progress | None) -> Rows:
+        """Read and encode a video segment by segment."""
+        bar = progress.add_task(escape(printable(file.path.name)), total=0) if progress else None
+        rows: Rows = []
+        try:
+            duration = probe(file.path).duration
+            segments = enumerate(read_segments(file.path, self.models, self.rule))
+            for block in read_ahead(iter(lambda: list(itertools.islice(segments, self.batch_size)), [])):
+                rows += self._rows([(file, place, segment) for place, segment in block])
+                if progress and bar is not None:
+                    progress.update(bar, total=round(duration), completed=round(min(block[-1][1].end, duration)))
+            _require_unchanged(file)
+        except (MediaError, OSError) as error:
+            return [_row(file, 0) | {"reason": _reason(file, error)}]
+        finally:
+            if progress and bar is not None:
+                progress.remove_task(bar)
+        return [row | {"duration": duration} for row in rows]
+
+
+def _row(file: VideoFile, place: int) -> dict[str, Any]:
+    state = {"path": encoded_path(file.path), "modified": file.modified, "bytes": file.size}
+    return {"id": file.id, "place": place, "key": file.span_key(place), **state}
 
 
 @dataclass
 class _Run:
     """One run over some roots."""
 
-    catalog: Catalog
-    vectors: LanceStore
-    models: dict[str, Scorer]
-    rule: Segments
-    batch_size: int
+    table: IndexTable
+    encoder: VideoEncoder
     workers: int
+    actors: int | None  # None: this machine, without Ray
+    address: str | None
+    device: str
 
     def update(self, roots: Sequence[Path], shown: bool, prune: bool) -> IndexReport:
         """Write new and changed videos, and remove missing ones."""
-        states, (files, problems, unread) = self.catalog.states(), find_videos(roots)
+        states, (files, problems, unread) = self.table.states(), find_videos(roots)
         if not files and not states:
             raise SearchError("; ".join([f"no videos in {', '.join(map(str, roots))}", *problems]))
-        missing = self._missing(roots, files, problems, unread, prune)
+        missing = self._missing(states, roots, files, problems, unread, prune)
         if missing:
-            with self.catalog.change():
-                self.catalog.remove(missing)
-        unchanged = {file.id for file in files if file.id in states and states[file.id][0] == file.key}
+            self.table.commit([], missing)
+        unchanged = {file.id for file in files if file.id in states and states[file.id][0] == file}
         pending = [file for file in files if file.id not in unchanged]
         kept = sum(states[video][2] for video in unchanged)
         report = IndexReport(kept=kept, removed=len(missing), problems=problems)
-        update_vectors(self.vectors, self.catalog)
-        groups = [pending[start : start + self.batch_size] for start in range(0, len(pending), self.batch_size)]
-        with progress_bar(shown) as progress, ThreadPoolExecutor(self.workers) as pool:
+        groups = [pending[i : i + self.encoder.batch_size] for i in range(0, len(pending), self.encoder.batch_size)]
+        with progress_bar(shown) as progress:
             task = progress.add_task("videos", total=len(files), completed=len(unchanged))
-            since = 0
-            for group in read_ahead([*zip(group, pool.map(self._read, group), strict=True)] for group in groups):
-                whole = [(file, read) for file, read in group if isinstance(read, SegmentClips)]
-                with self.catalog.change():
-                    self.catalog.remove([file.id for file, _ in whole])
-                    self._add([(file, 0, segment) for file, segment in whole])
-                    for file, segment in whole:
-                        self.catalog.add_video(file, segment.end, segment.size)
-                report.added += len(whole)
-                for file, read in group:
-                    if isinstance(read, str):
-                        self.catalog.skip(file, read)
-                    elif read is None:
-                        report.added += self._write_long(file, progress)
-                    progress.advance(task)
-                since += len(group)
-                if since >= max(VIDEOS_PER_UPDATE, (kept + report.added) // 16):
-                    update_vectors(self.vectors, self.catalog)
-                    since = 0
-        update_vectors(self.vectors, self.catalog)
-        self.vectors.finish()
+            rows: Rows = []
+            for group in self._encoded(groups, progress):
+                rows += itertools.chain.from_iterable(group)
+                report.added += sum("reason" not in video[0] for video in group)
+                if len(rows) >= max(self.encoder.batch_size, min(ROWS_PER_COMMIT, (kept + report.added) // 256)):
+                    rows = self._commit(rows, states)
+                progress.advance(task, len(group))
+            if self._commit(rows, states):
+                reasons = "; ".join(
+                    f"{file.path}: {row['reason']}" for file, row in zip(pending[:3], rows, strict=False)
+                )
+                raise SearchError(f"no index was created, since no video could be read: {reasons}")
+        self.table.optimize(finish=True)
         self._calibrate()
-        report.skipped, report.total = self.catalog.skipped(), self.catalog.count()
+        report.skipped, report.total = self.table.skipped(), self.table.count()
         return report
+
+    def _encoded(self, groups: Sequence[list[VideoFile]], progress: Progress) -> Iterator[list[Rows]]:
+        """Yield the rows of the videos of each group in order."""
+        if self.actors is not None:
+            encoder = self.encoder  # the table stays here
+            yield from map_in_ray(lambda: encoder, groups, self.actors, self.address, self.device, progress=False)
+            return
+        with ThreadPoolExecutor(self.workers) as pool:
+            read = ([*zip(group, pool.map(self.encoder.read, group), strict=True)] for group in groups)
+            for group in read_ahead(read):
+                yield self.encoder.encode(group, progress)
+
+    def _commit(self, rows: Rows, states: dict[str, State]) -> Rows:
+        """Commit rows of whole videos, and return those that must wait for the first video that can be read."""
+        if self.table.is_new and not any("vector" in row for row in rows):
+            return rows
+        if rows:
+            self.table.commit(rows, sorted({row["id"] for row in rows if row["id"] in states}))
+            self.table.optimize()
+        return []
 
     def _calibrate(self) -> None:
         """Set the scale of relevance if the index has changed."""
-        keys = sorted(self.catalog.keys())
-        state, known = [len(keys), sum(keys) % 2**53], self.catalog.fact("relevance")
+        keys, known = self.table.keys(), self.table.fact("relevance")
+        state = [len(keys), sum(keys) % 2**53]
         if known is not None and known["of"] == state:
             return
-        model = next(iter(self.models.values()))
+        model = next(iter(self.encoder.models.values()))
         background = model.text_vectors(model.encode_texts(BACKGROUND))
-        blocks = (self.catalog.vectors(keys[start : start + 4096])[1] for start in range(0, len(keys), 4096))
-        if scale := Scale.fit(background, blocks):
-            self.catalog.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
+        if scale := Scale.fit(background, (vectors for _, vectors in self.table.vectors())):
+            self.table.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
 
     def _missing(
-        self, roots: Sequence[Path], files: Sequence[VideoFile], problems: list[str], unread: set[Path], prune: bool
+        self,
+        states: dict[str, State],
+        roots: Sequence[Path],
+        files: Sequence[VideoFile],
+        problems: list[str],
+        unread: set[Path],
+        prune: bool,
     ) -> list[str]:
         """Return the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
-        states, present = self.catalog.states(), {file.id for file in files}
+        present = {file.id for file in files}
         gone = {
             video: path
             for video, (_, path, _) in states.items()
@@ -278,57 +340,10 @@ class _Run:
         lost = sorted(path for video, path in gone.items() if video in indexed)
         if len(lost) > max(1, REMOVED_WITHOUT_PRUNE * len(indexed)) and not prune:
             raise SearchError(
-                f"{len(lost)} of the {len(indexed)} videos in {self.catalog.folder} are missing from its folders, such "
+                f"{len(lost)} of the {len(indexed)} videos in {self.table.address} are missing from its folders, such "
                 f"as {lost[0]}. Restore them, or pass --prune to remove them from the index."
             )
         return list(gone)
-
-    def _read(self, file: VideoFile) -> SegmentClips | str | None:
-        """Read a video as one segment. Return the reason if it cannot be read, and None for a longer video."""
-        try:
-            if self.rule.kind != "none" and probe(file.path).duration > self.rule.length:
-                return None
-            segment = read_whole(file.path, self.models)
-            _require_unchanged(file)
-        except (MediaError, OSError) as error:
-            return _reason(file, error)
-        return segment
-
-    def _add(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> None:
-        """Encode some segments, given with their video and number, and add them to the catalog."""
-        if not block:
-            return
-        features = {
-            name: model.encode_videos(Media.cat([segment.clips[name].media for *_, segment in block]))
-            for name, model in self.models.items()
-        }
-        first = next(iter(self.models))
-        vectors = self.models[first].video_vectors(features[first])
-        for row, (file, place, segment) in enumerate(block):
-            of_segment = {name: found[row : row + 1] for name, found in features.items()}
-            self.catalog.add_span(file, place, segment, vectors[row], of_segment)
-
-    def _write_long(self, file: VideoFile, progress: Progress) -> int:
-        """Write a video segment by segment, visible once it is complete; return the number of videos, 1 or 0."""
-        bar = progress.add_task(escape(printable(file.path.name)), total=0)
-        try:
-            duration = probe(file.path).duration
-            progress.update(bar, total=round(duration))
-            with self.catalog.change():
-                self.catalog.remove([file.id])
-                segments = enumerate(read_segments(file.path, self.models, self.rule))
-                for block in read_ahead(iter(lambda: list(itertools.islice(segments, self.batch_size)), [])):
-                    self._add([(file, place, segment) for place, segment in block])
-                    last = block[-1][1]
-                    progress.update(bar, completed=round(min(last.end, duration)))
-                _require_unchanged(file)
-                self.catalog.add_video(file, duration, last.size)
-        except (MediaError, OSError) as error:
-            self.catalog.skip(file, _reason(file, error))
-            return 0
-        finally:
-            progress.remove_task(bar)
-        return 1
 
 
 def _require_unchanged(file: VideoFile) -> None:

@@ -22,12 +22,12 @@ from urllib.parse import quote
 from tvr_lightning import __version__
 from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError
 from tvr_lightning.media.image import ImageError
-from tvr_lightning.search.catalog import VideoRow
 from tvr_lightning.search.engine import ExampleKind, Searcher
-from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError, optional
+from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError, optional
 from tvr_lightning.search.files import NamedPaths, relative, within
 from tvr_lightning.search.query import ID, MAX_TEXT, SearchQuery, sentence
 from tvr_lightning.search.results import Answer, printable
+from tvr_lightning.search.table import VideoRow
 
 optional("fastapi", "tvr serve")
 import anyio  # noqa: E402
@@ -153,7 +153,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None, dependencies=check)
     app.state.searches = anyio.CapacityLimiter(options.max_pending)
     app.state.uploads = anyio.CapacityLimiter(options.max_pending)
-    decoders, catalog = anyio.CapacityLimiter(options.max_decoding), searcher.catalog
+    decoders, table = anyio.CapacityLimiter(options.max_decoding), searcher.table
     for folder in Path(tempfile.gettempdir()).glob(f"{UPLOADS}*"):
         with contextlib.suppress(OSError):  # another server has just removed it
             if time.time() - folder.lstat().st_mtime > OLD_UPLOAD:
@@ -171,26 +171,25 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         async def respond(_: Request, error: Exception) -> Response:
             if status >= 500:
                 print(f"tvr serve: {error}", file=sys.stderr)
-            return JSONResponse({"detail": detail(error)}, status, RETRY_AFTER if status == 503 else None)
+            return JSONResponse({"detail": detail(error)}, status)
 
         app.add_exception_handler(kind, respond)
 
     handle(SearchError, 400, str)
     handle(UnknownVideoError, 404, str)
-    handle(BusyError, 503, lambda _: "The index is in use by another process. Try again in a moment.")
     handle(UnreadableError, 500, lambda _: "The index cannot be read. The server's log gives the reason.")
     handle(ClientDisconnect, 400, lambda _: "the upload was interrupted")
     handle(MediaError, 422, lambda e: f"the {'image' if isinstance(e, ImageError) else 'clip'} {e.reason}")
     handle(RequestValidationError, 422, lambda error: sentence(error.errors(), 1))
 
     def facts(row: VideoRow) -> Video:
-        path = relative(row.path, catalog.roots)
-        return Video(**vars(row) | {"path": path, "captions": catalog.captions_of(row.id)})
+        path = relative(row.path, table.roots)
+        return Video(**vars(row) | {"path": path})
 
     @app.get("/api/search", responses=REFUSALS, dependencies=[Depends(limited(app.state.searches, "searches"))])
     def search(query: Annotated[SearchQuery, Query()]) -> Answer:
         """Find videos by text, by an example, or by both."""
-        answer, roots = searcher.search(query), catalog.roots
+        answer, roots = searcher.search(query), table.roots
         results = [replace(result, path=relative(Path(result.path), roots)) for result in answer.results]
         return replace(answer, results=results)
 
@@ -220,18 +219,18 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
         after: Annotated[int, Query(ge=0, le=10**9, description="number of videos to skip")] = 0,
     ) -> Library:
         """List videos, the newest first."""
-        rows, count = catalog.listed(folder, top, after)
+        rows, count = table.listed(folder, top, after)
         return Library(videos=[facts(row) for row in rows], count=count)
 
     @app.get("/api/videos/{video}/about", responses=REFUSALS)
     def about(video: Id) -> Video:
         """Return facts about a video and its captions."""
-        return facts(catalog.video(video))
+        return facts(table.video(video))
 
     @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
     def file(video: Id) -> Response:
         """Return the video itself, or a range of its bytes."""
-        path = Path(os.path.realpath(catalog.video(video).path))
+        path = Path(os.path.realpath(table.video(video).path))
         if not within(path, _served_folders(searcher, options)) or path.suffix.lower() not in VIDEO_SUFFIXES:
             raise SearchError(f"{path.name} is not a video in a folder that may be served. See tvr serve --videos.")
         if not os.access(path, os.R_OK):
@@ -241,23 +240,23 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     @app.get("/api/videos/{video}/image", responses=REFUSALS, response_class=Response)
     def thumbnail(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
         """Return the indexed frame nearest to a time as JPEG."""
-        return Response(catalog.thumbnail(video, time), media_type="image/jpeg")
+        return Response(table.thumbnail(video, time), media_type="image/jpeg")
 
     @app.get("/api/index")
     def index() -> IndexFacts:
         """Return the numbers of videos, the scorers, and the folders."""
         return IndexFacts(
-            videos=catalog.count(),
+            videos=table.count(),
             scorers=searcher.rerankers,
-            normalize=["none", "sinkhorn"] if catalog.fact("bank") else ["none"],
+            normalize=["none", "sinkhorn"] if table.fact("bank") else ["none"],
             folders=searcher.folders(),
-            skipped=len(catalog.skipped()),
+            skipped=len(table.skipped()),
         )
 
     @app.get("/health")
     def health() -> dict[str, str]:
         """Confirm that the index can be read."""
-        catalog.fact("version")
+        table.count()
         return {"status": "ok"}
 
     app.mount("/", StaticFiles(packages=[("tvr_lightning.search", "page")], html=True))
@@ -269,7 +268,7 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
     uvicorn = optional("uvicorn", "tvr serve")
     token = options.required_token()
     served = _served_folders(searcher, options)
-    if kept := [str(root) for root in searcher.catalog.roots if not within(root, served)]:
+    if kept := [str(root) for root in searcher.table.roots if not within(root, served)]:
         named = printable(kept[0]) + (f" and {len(kept) - 1} further paths" if len(kept) > 1 else "")
         detail = "which only the index names. To serve them, add --videos FOLDER."
         print(f"Not served: the videos in {named}, {detail}", file=sys.stderr)
@@ -350,5 +349,5 @@ async def _save_upload(request: Request, path: Path, options: ServerOptions) -> 
 
 def _served_folders(searcher: Searcher, options: ServerOptions) -> set[Path]:
     """Return the files and folders whose videos may be served; those that only the index names do not count."""
-    named = options.videos or NamedPaths.load(searcher.catalog.identity).videos
+    named = options.videos or NamedPaths.load(searcher.table.identity).videos
     return {Path(os.path.realpath(path)) for path in named}

@@ -1,7 +1,6 @@
-"""LanceDB tables with an index, and kills of writers and servers."""
+"""Large tables, and kills of writers and servers."""
 
 import importlib.util
-import os
 import shutil
 import socket
 import subprocess
@@ -9,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,10 @@ import torch
 from search_parts import find, write_clip
 from torch.nn.functional import normalize
 
-from tvr_lightning.search import vectors as stores
-from tvr_lightning.search.catalog import Catalog
+from tvr_lightning.search import table as tables
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
-from tvr_lightning.search.vectors import LanceStore, update_vectors
+from tvr_lightning.search.table import IndexTable
 
 ROWS, WIDTH, PARTITION = 2000, 32, 100
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
@@ -31,76 +29,78 @@ def random_vectors(count, seed):
     return normalize(torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
+def rows_of(numbers, vectors):
+    """Rows of videos that have only a vector."""
+    return [
+        {"id": f"{number:016x}", "place": 0, "key": number, "path": f"/videos/{number}", "vector": vector}
+        for number, vector in zip(numbers, vectors.numpy(), strict=True)
+    ]
+
+
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    """A store with an index, whose limits are small enough for a test, and its vectors."""
-    monkeypatch.setattr(stores, "ROWS_FOR_AN_INDEX", ROWS)
-    monkeypatch.setattr(stores, "ROWS_PER_PARTITION", PARTITION)
-    store, vectors = LanceStore(tmp_path / "vectors"), random_vectors(ROWS, 0)
-    for rows, indices in ((range(ROWS - 1), 0), (range(ROWS - 1, ROWS), 1)):
-        store.add(rows, vectors[rows.start : rows.stop])
-        store.finish()
-        assert len(store._open().list_indices()) == indices
-    return store, vectors
+def table(tmp_path, monkeypatch):
+    """A table with indices, whose limits are small enough for a test, and its vectors."""
+    monkeypatch.setattr(tables, "ROWS_FOR_AN_INDEX", ROWS)
+    monkeypatch.setattr(tables, "ROWS_PER_PARTITION", PARTITION)
+    monkeypatch.setattr(tables, "KEPT", timedelta(seconds=0.1))
+    table, vectors = IndexTable(tmp_path / "index", create=True), random_vectors(ROWS, 0)
+    table.set_fact("scorers", [])
+    for rows, indices in ((range(ROWS - 1), 0), (range(ROWS - 1, ROWS), 4)):
+        table.commit(rows_of(rows, vectors[rows.start : rows.stop]))
+        table.optimize(finish=True)
+        assert len(table._table.list_indices()) == indices
+    return table, vectors
 
 
-def test_an_indexed_table_is_searched_exactly_up_to_the_limit(store, monkeypatch):
-    store, vectors = store
+def test_an_indexed_table_is_searched_exactly_up_to_the_limit(table, monkeypatch):
+    table, vectors = table
     for row in (0, 7, 1999):
         query = normalize(vectors[row] + 0.1 * vectors[row - 1], dim=0)
-        best, found = (vectors @ query).topk(50), store.nearest(query, 50)
-        assert {key for key, _ in found} == set(best.indices.tolist())
-        assert [key for key, _ in found][:5] == best.indices[:5].tolist()
-        assert found[0][1] == pytest.approx(float(best.values[0]), abs=1e-5)
-    monkeypatch.setattr(stores, "MOST_COMPARED", 2 * PARTITION)
-    found = {key for key, _ in store.nearest(vectors[3], 50)}
+        best, found = (vectors @ query).topk(50), table.nearest(query, 50)
+        assert [span.key for span in found] == best.indices.tolist()
+        assert torch.equal(found[0].vector, vectors[row])
+    monkeypatch.setattr(tables, "MOST_COMPARED", 2 * PARTITION)
+    found = {span.key for span in table.nearest(vectors[3], 50)}
     assert 3 in found, "a vector is in the partition with the nearest center"
     exact = set((vectors @ vectors[3]).topk(50).indices.tolist())
     assert 5 < len(found & exact) < 50, "neighbors in other partitions are missed"
 
 
-def test_an_indexed_table_reflects_added_and_removed_vectors(store):
-    store, vectors = store
+def test_an_indexed_table_reflects_added_and_removed_videos(table):
+    table, vectors = table
     new = random_vectors(300, 1)
-    store.add(range(5000, 5300), new)
-    store.remove(range(10))
+    table.commit(rows_of(range(5000, 5300), new))
+    table.commit([], [f"{number:016x}" for number in range(10)])
     for _ in range(2):  # before the index contains the changes, and after
-        assert store.nearest(new[7], 1)[0][0] == 5007
-        assert store.nearest(vectors[3], 1)[0][0] != 3
-        assert store.keys() == set(range(10, ROWS)) | set(range(5000, 5300))
-        store.finish()
+        assert table.nearest(new[7], 1)[0].key == 5007
+        assert table.nearest(vectors[3], 1)[0].key != 3
+        assert set(table.keys()) == set(range(10, ROWS)) | set(range(5000, 5300))
+        table.optimize(finish=True)
 
 
-def assert_catches_up(out):
-    with closing(Catalog(out)) as catalog:
-        store = LanceStore(out)
-        update_vectors(store, catalog)
-        assert store.keys() == catalog.keys()
+def test_many_small_files_are_joined_and_old_versions_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "SMALL_FILES", 4)
+    monkeypatch.setattr(tables, "KEPT", timedelta(seconds=0.1))
+    table, vectors = IndexTable(tmp_path / "index", create=True), random_vectors(13, 0)
+    table.set_fact("scorers", [])
+    table.commit(rows_of([0], vectors[:1]))
+    reader = IndexTable(tmp_path / "index")
+    for number in range(1, 13):
+        table.commit(rows_of([number], vectors[number : number + 1]))
+        table.optimize(finish=number == 12)
+        assert reader.count() == number + 1
+    assert table._table.stats()["fragment_stats"]["num_fragments"] <= 4
+    assert len(table._table.list_versions()) < 12
 
 
-def test_a_table_whose_creation_was_killed_is_created_again(indexed, tmp_path):
-    out = shutil.copytree(indexed, tmp_path / "index")
-    shutil.rmtree(out / "vectors.lance")
-    (out / "vectors.lance" / "videos.lance" / "data").mkdir(parents=True)
-    assert LanceStore(out).nearest(torch.ones(4), 3) == []
-    assert_catches_up(out)
-
-
-@pytest.mark.parametrize("delay", [0.002, pytest.param(0.01, marks=pytest.mark.slow)])
-def test_a_kill_while_the_table_is_created_loses_nothing(indexed, tmp_path, interpreter, delay):
-    out = shutil.copytree(indexed, tmp_path / "index")
-    shutil.rmtree(out / "vectors.lance")
-    process = interpreter(
-        "from pathlib import Path; from tvr_lightning.search.vectors import LanceStore, update_vectors\n"
-        "from tvr_lightning.search.catalog import Catalog\n"
-        f"catalog = Catalog(Path({str(out)!r})); update_vectors(LanceStore(catalog.folder), catalog)"
-    )
-    while not (out / "vectors.lance" / "videos.lance").exists() and process.is_alive():
-        os.sched_yield()
-    time.sleep(delay)
-    process.kill()
-    process.join()
-    assert_catches_up(out)
+def test_a_replaced_video_is_one_version_without_rows_of_the_old_one(table):
+    table, vectors = table
+    before = table.generation()
+    longer = [row | {"id": "a" * 16, "place": place} for place, row in enumerate(rows_of([1, 2, 3], vectors[:3]))]
+    table.commit(longer)
+    table.commit([longer[0] | {"key": 7}], ["a" * 16])
+    assert table.generation() == before + 2
+    assert [span.key for span in table.spans("a" * 16)] == [7]
 
 
 def free_port():
