@@ -18,7 +18,7 @@ from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAtte
 from tvr_lightning.methods.tmass import TMASSOptions
 from tvr_lightning.methods.xpool import XPoolOptions
 
-RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+RATES = (3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 """Learning rates of a head. Each arm starts with those in the middle, until its best one is between two others."""
 FULL_RATE = 3e-3
 """Learning rate of the maps, of which slow maps have a tenth or a hundredth."""
@@ -85,7 +85,7 @@ class Trial:
         plain = isinstance(arm.head, MeanPooled) or (
             isinstance(arm.head, GAREOptions) and isinstance(arm.head.increment, NoIncrement)
         )
-        return (FULL_RATE,) if plain and self.maps != 1 else RATES[4:7]
+        return (FULL_RATE,) if plain and self.maps != 1 else RATES[6:9]
 
 
 PLAIN_XPOOL, NO_DIVERGENCE = XPoolOptions(dropout=0.0), Divergence(weight=0.0)
