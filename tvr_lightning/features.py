@@ -80,7 +80,7 @@ class FeatureBatch:
 
     @classmethod
     def cat(cls: type[R], records: Sequence[R]) -> R:
-        """Concatenate along the first dimension; a field must be None in all records or in none."""
+        """Concatenate along the first dimension, padding the second; a field must be None in all records or in none."""
         if not records:
             raise UserError(f"{cls.__name__}.cat needs at least one record")
         return dataclasses.replace(records[0], **_cat(cls.__name__, [vars(record) for record in records]))
@@ -106,12 +106,19 @@ def _cat(name: str, values: list[Any]) -> Any:
         raise UserError(f"{name} is missing in {missing} of {len(values)} records; all or none must have it")
     first = values[0]
     if isinstance(first, Tensor):
-        return torch.cat(values)
+        longest = max((value.shape[1] for value in values if value.ndim > 1), default=0)
+        return torch.cat([_lengthened(value, longest) for value in values])
     if isinstance(first, FeatureBatch):
         return type(first).cat(values)
     if isinstance(first, dict):
         return {key: _cat(f"{name}.{key}", [value[key] for value in values]) for key in first}
     return [item for value in values for item in value]
+
+
+def _lengthened(value: Tensor, length: int) -> Tensor:
+    """Return a tensor whose second dimension, such as the tokens of a video, is padded with zeros to `length`."""
+    missing = length - value.shape[1] if value.ndim > 1 else 0
+    return F.pad(value, [0, 0] * (value.ndim - 2) + [0, missing]) if missing else value
 
 
 @dataclass

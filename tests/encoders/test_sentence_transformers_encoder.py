@@ -59,7 +59,7 @@ SIZES = {"clip": 32, "vlm": 56}
 
 
 def build(models: dict[str, str], kind: str) -> SentenceTransformersEncoder:
-    return SentenceTransformersEncoder(models[kind], image_size=SIZES[kind])
+    return SentenceTransformersEncoder(models[kind], image_size=SIZES[kind], input="frames")
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -114,7 +114,7 @@ def test_both_towers_are_trained_also_with_lora(models, kind):
 def test_the_fingerprint_includes_prompts_and_sizes(models):
     encoder = build(models, "vlm")
     plain = encoder.fingerprint()
-    assert SentenceTransformersEncoder(models["vlm"], image_size=28).fingerprint() != plain
+    assert SentenceTransformersEncoder(models["vlm"], image_size=28, input="frames").fingerprint() != plain
     encoder.query_prompt = "a star"
     assert encoder.fingerprint() != plain
     half = SentenceTransformersEncoder(models["vlm"], 56, dtype="bfloat16")
@@ -133,7 +133,10 @@ def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path)
 
 @pytest.mark.slow
 def test_zero_shot_and_training_on_stored_features(models, msrvtt, tmp_path):
-    encoder = {"class_path": "SentenceTransformersEncoder", "init_args": {"weights": models["vlm"], "image_size": 28}}
+    encoder = {
+        "class_path": "SentenceTransformersEncoder",
+        "init_args": {"weights": models["vlm"], "image_size": 28, "input": "frames"},
+    }
     data = {"root": str(msrvtt), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4, "batch_size": 4}
     recipe, store = tmp_path / "recipe.yaml", tmp_path / "features"
     trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1, "limit_train_batches": 2}
@@ -142,7 +145,9 @@ def test_zero_shot_and_training_on_stored_features(models, msrvtt, tmp_path):
     runs = f"--results.directory={tmp_path / 'runs'}"
     assert main(["test", "--config=zero-shot", f"--config={recipe}", runs]) == 0
     (results,) = (tmp_path / "runs").glob("*/version_0/results.json")
-    assert json.loads(results.read_text())["audit"]["passed"] is True
+    results = json.loads(results.read_text())
+    assert results["audit"]["passed"] is True
+    assert any("was given single frames, whose order has no effect" in warning for warning in results["warnings"])
     heads = ["--config=gare", "--config=heads", f"--config={recipe}"]
     assert main(["extract", *heads, f"--out={store}", "--device=cpu"]) == 0
     assert main(["fit", *heads, f"--data.init_args.features={store}", runs]) == 0

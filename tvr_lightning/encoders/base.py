@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -68,8 +68,10 @@ class Encoder(FeatureEncoder):
         interpolation: Interpolation for resizing; CLIP's by default.
         encoder_precision: Data type of the matrices.
         gives_patches: Whether there are vectors of patches in addition to those of frames.
-        gives_frames: Whether every frame has a vector; otherwise a video has one (F = 1).
+        gives_frames: Whether every frame has a vector; otherwise a video has one (F = 1), or one per token.
         fixed_frames: Number of frames that every video must have; None for any number.
+        most_frames: Maximum number of frames per video; None for any number.
+        remarks: Warnings for a results table.
         text_preparation: Short description of the tokenization, which is part of the fingerprint of stored features.
     """
 
@@ -82,6 +84,8 @@ class Encoder(FeatureEncoder):
     gives_patches: bool = True
     gives_frames: bool = True
     fixed_frames: int | None = None
+    most_frames: int | None = None
+    remarks: Sequence[str] = ()
     text_preparation: str = "the encoder's own tokens"
     _said_fewer = False
 
@@ -134,7 +138,8 @@ class Encoder(FeatureEncoder):
         if frames and not self.gives_frames:
             raise UserError(
                 f"{method} compares frames, but {getattr(self, 'name', type(self).__name__)} gives one vector per "
-                "video. Use CLIP4Clip with mean pooling, as in recipes/zero-shot.yaml, or another encoder."
+                "video. Use CLIP4Clip with mean pooling, as in recipes/zero-shot.yaml, or an encoder of frames "
+                "(SentenceTransformersEncoder: input: frames)."
             )
         self.check_patches(patches)
 
@@ -145,6 +150,12 @@ class Encoder(FeatureEncoder):
                 f"{getattr(self, 'name', type(self).__name__)} gives no patches. Choose a method without them, or "
                 "another encoder."
             )
+
+    def check_frames(self, frames: int) -> None:
+        """Refuse more frames per video than the encoder takes."""
+        if self.most_frames is not None and frames > self.most_frames:
+            name = getattr(self, "name", type(self).__name__)
+            raise UserError(f"frames is {frames}, but {name} takes {self.most_frames}. Lower data.init_args.frames.")
 
     @abstractmethod
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:

@@ -24,7 +24,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import FeatureBatch, PairedFeatures, Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.layers.temporal import SeqTransf, TemporalHeader
+from tvr_lightning.layers.temporal import MeanP, SeqTransf, TemporalHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import ConfigVariant, NotNegative, Options, Range, Role, variant
@@ -51,6 +51,18 @@ class TokenWise(DRLInteraction):
     """
 
     mask_fill: MaskFill = "zero"
+
+
+class MaxSim(TokenWise):
+    """Sum over the words of their best matches among the frames, as in models of several vectors (ColBERT).
+
+    Attributes:
+        mask_fill: same as in `TokenWise`, but `exclude` by default.
+        mean: whether the score is the mean over the words, so that scores of different captions can be compared.
+    """
+
+    mask_fill: MaskFill = "exclude"
+    mean: bool = False
 
 
 class WeightedTokenWise(TokenWise):
@@ -95,7 +107,8 @@ class DRLOptions(Options):
     """Options of DRL.
 
     Attributes:
-        interaction: interaction of words and frames: `WeightedTokenWise` by default, `TokenWise`, or `DotProduct`.
+        interaction: interaction of words and frames: `WeightedTokenWise` by default, `TokenWise`, `MaxSim`, or
+            `DotProduct`.
         temporal_encoder: encoder of the frames before the interaction (released: --agg_module), by default `SeqTransf`.
         decorrelation: `ChannelDecorrelation` by default, or `NoDecorrelation`.
     """
@@ -175,6 +188,9 @@ class DRLHead(PairHead):
         similarity = token_similarities(video.tokens, text.tokens)  # (F, m, W, n)
         word_mask, frame_mask = text.mask.T, video.mask.T[:, :, None, None]
         of_words = self._best(similarity, word_mask, frame_mask, 0)  # (m, W, n)
+        if isinstance(self.interaction, MaxSim):
+            weights = text.weights if self.interaction.mean else text.mask.to(text.weights)
+            return Scores((of_words * weights.T).sum(1).T)
         of_frames = self._best(similarity, frame_mask, word_mask, 2)  # (F, m, n)
         text_to_video = (of_words * text.weights.T).sum(1)
         video_to_text = (of_frames * video.weights.T.unsqueeze(-1)).sum(0)
@@ -261,6 +277,7 @@ class DRL(RetrievalModule):
     def __init__(self, encoder: Encoder, *, drl: DRLOptions | None = None, **shared: Any) -> None:
         super().__init__(encoder, **shared)
         self.options = options = drl or DRLOptions()
+        self.needs_frames = not isinstance(options.temporal_encoder, MeanP)
         self.temporal = options.temporal_encoder.module(encoder, self.frames)
         self.head = DRLHead(encoder.dimension, options.interaction).within(self.evaluation_config.memory_gib)
         if isinstance(options.interaction, TokenWise) and options.interaction.mask_fill == "zero":

@@ -225,7 +225,7 @@ def close(run: RunState, checkpoint: str | None, saved: dict[str, Any] | None) -
             evaluation.warnings.append(counted)
         if record.get("training_set") and record["trained_on"] == data.full_title:
             evaluation.protocol += f", trained on {record['training_set']}"
-        evaluation.warnings += run.recipe.replaced
+        evaluation.warnings += [*run.recipe.replaced, *model.encoder.remarks]
         if weights.kind in ("last", "best", "running"):
             evaluation.warnings += device_warnings(model.released_devices, model.gather, record.get("devices"))
         results = results_of(evaluation, method=model.title, **details)

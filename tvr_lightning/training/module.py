@@ -153,6 +153,7 @@ class RecipeModule(LightningModule):
         check_trainer(str(self.trainer.precision), type(self.trainer.strategy).__name__)
         needed = getattr(self, "needs_frames", True), getattr(self, "needs_patches", False)
         self.encoder.check_vectors(self.title, *needed)
+        self.encoder.check_frames(self.frames)
         precision = self.encoder.encoder_precision
         self.encoder.check_trainer(
             str(self.trainer.precision), type(self.trainer.strategy).__name__, encoder_precision=precision

@@ -1,0 +1,177 @@
+"""Models of sentence-transformers that take videos get whole clips, as their authors and the library encode them."""
+
+import pytest
+import torch
+from tiny_video_embedder import save_tiny_embedder
+
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders import LoRA, SentenceTransformersEncoder
+from tvr_lightning.encoders.video_input import VideoOptions, published_sizes, video_input
+from tvr_lightning.errors import UserError
+from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.layers.temporal import MeanP
+from tvr_lightning.methods import CLIP4Clip
+from tvr_lightning.methods.drl import DRL, DRLHead, DRLOptions, MaxSim, NoDecorrelation
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+CAPTIONS = ["a red circle moves left then up", "star"]
+PUBLISHED = VideoOptions("published", "list")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Folders of a model with one vector per video, and of one with a vector per token."""
+    root = tmp_path_factory.mktemp("models")
+    names = {"one": True, "several": False}
+    return {name: str(save_tiny_embedder(root / name, pooling)) for name, pooling in names.items()}
+
+
+def random_clips() -> Media:
+    """Four clips of different sizes and lengths, at irregular times."""
+    generator = torch.Generator().manual_seed(2)
+    sizes = [(5, 40, 70), (4, 96, 64), (2, 70, 70), (8, 64, 128)]
+    clips = [torch.randint(0, 256, (n, 3, h, w), dtype=torch.uint8, generator=generator) for n, h, w in sizes]
+    mask = torch.arange(8) < torch.tensor([[len(clip)] for clip in clips])
+    return Media(clips, mask, times=torch.rand(4, 8, generator=generator).cumsum(1) * mask)
+
+
+def reversed_frames(media: Media) -> Media:
+    return Media([clip.flip(0) for clip in media.pixels], media.frame_mask, times=media.times)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "frames", "size"),
+    [
+        (240, 320, 64, (352, 416)), (240, 320, 16, (352, 416)), (720, 1280, 64, (352, 640)),
+        (1280, 720, 64, (640, 352)), (720, 1280, 16, (640, 1184)), (224, 224, 64, (384, 384)),
+        (360, 640, 64, (384, 640)),  # qwen-vl-utils 0.0.14 rounds frames of a list to multiples of 64
+    ],
+)  # fmt: skip
+def test_frames_get_the_published_sizes(height, width, frames, size):
+    assert published_sizes(height, width, frames, PUBLISHED)[-1] == size
+
+
+def test_a_file_has_another_budget_and_no_rounding_per_frame():
+    assert published_sizes(360, 640, 64, VideoOptions("published", "real")) == [(352, 640)]
+    of_file = VideoOptions("published", "real", total_pixels=117_964_800)
+    assert published_sizes(720, 1280, 64, of_file) == [(640, 1152)]
+
+
+def test_times_are_those_of_a_list_or_of_the_file():
+    frames, times = torch.zeros(3, 3, 32, 32, dtype=torch.uint8), torch.tensor([0.5, 2.0, 2.5])
+    listed = video_input(frames, times, PUBLISHED, 32, 2)["video"]["video_metadata"]
+    assert [place / listed["fps"] for place in listed["frames_indices"]] == [0.0, 0.5, 1.0, 1.5]
+    real = video_input(frames, times, VideoOptions(), 32, 2)["video"]["video_metadata"]
+    assert [place / real["fps"] for place in real["frames_indices"]] == pytest.approx([0.5, 2.0, 2.5, 2.5])
+
+
+@pytest.mark.parametrize("options", [PUBLISHED, VideoOptions("published", "real"), VideoOptions()])
+@torch.no_grad()
+def test_vectors_equal_those_of_the_library_on_the_same_frames(models, options):
+    encoder = SentenceTransformersEncoder(
+        models["one"], video=options, query_instruction="find a video", generation_prompt=True
+    ).eval()
+    theirs = sentence_transformers.SentenceTransformer(models["one"], device="cpu")
+    media = random_clips()
+    video = encoder.encode_video(media)
+    assert video.frames.shape == (4, 1, 32)
+    assert video.frame_mask.all()
+    for place, (frames, times) in enumerate(zip(media.pixels, media.times, strict=True)):
+        given = video_input(frames, times[: len(frames)], options, 32, 2)
+        processing = {
+            "video": {"do_sample_frames": False, "do_resize": options.resize == "processor"},
+            "chat_template": {"add_generation_prompt": True},
+        }
+        expected = theirs.encode_document([given], processing_kwargs=processing, convert_to_tensor=True)
+        torch.testing.assert_close(video.frames[place], expected, atol=1e-5, rtol=0)
+        alone = encoder.encode_video(media[place : place + 1])
+        torch.testing.assert_close(alone.frames[0], video.frames[place], atol=1e-5, rtol=0)
+    expected = theirs.encode(
+        CAPTIONS, prompt="find a video.", convert_to_tensor=True,
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+    )  # fmt: skip
+    torch.testing.assert_close(encoder.encode_text(CAPTIONS, 32).sentence, expected, atol=1e-5, rtol=0)
+    assert (encoder.encode_video(reversed_frames(media)).frames - video.frames).abs().amax() > 1e-2
+    encoder.batch_tokens = 1
+    torch.testing.assert_close(encoder.encode_video(media).frames, video.frames, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_every_option_changes_the_vectors_and_the_fingerprint(models):
+    media, plain = random_clips(), SentenceTransformersEncoder(models["one"]).eval()
+    vectors, seen = plain.encode_video(media).frames, {plain.fingerprint()}
+    for changes in (
+        {"video": VideoOptions("published")}, {"video": VideoOptions(timestamps="list")},
+        {"video": VideoOptions("published", total_pixels=100_000)}, {"document_instruction": "a plain video"},
+        {"generation_prompt": True},
+    ):  # fmt: skip
+        changed = SentenceTransformersEncoder(models["one"], **changes).eval()
+        seen.add(changed.fingerprint())
+        assert (changed.encode_video(media).frames - vectors).abs().amax() > 1e-3
+    short = SentenceTransformersEncoder(models["one"], dimension=8).eval()
+    assert torch.equal(short.encode_video(media).frames, vectors[..., :8])
+    assert short.dimension == 8
+    seen |= {short.fingerprint(), SentenceTransformersEncoder(models["one"], max_length=4096).fingerprint()}
+    seen.add(SentenceTransformersEncoder(models["one"], input="frames").fingerprint())
+    assert len(seen) == 9
+
+
+def test_both_towers_are_trained_through_whole_videos(models):
+    method = CLIP4Clip(SentenceTransformersEncoder(models["one"]), tuning=LoRA(rank=2), frames=8).train()
+    video = method.encoder.encode_video(random_clips())
+    (method.encoder.encode_text(CAPTIONS, 8).sentence @ video.frames.mean(1).T).sum().backward()
+    trained = [n for n, p in method.encoder.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0]
+    assert all(any(tower in name for name in trained) for tower in ("language_model", "visual"))
+
+
+def test_what_a_model_cannot_do_is_refused_in_one_sentence(models):
+    encoder = SentenceTransformersEncoder(models["one"])
+    with pytest.raises(UserError, match=r"XPool compares frames, .* \(SentenceTransformersEncoder: input: frames\)\.$"):
+        encoder.check_vectors("XPool", frames=True, patches=False)
+    published = SentenceTransformersEncoder(models["one"], video=PUBLISHED)
+    published.check_frames(128)
+    with pytest.raises(UserError, match=r"frames is 130, but .* takes 128\. Lower data\.init_args\.frames\."):
+        published.check_frames(130)
+    with pytest.raises(UserError, match=r"A clip has \d+ tokens, but .* takes 40\."):
+        SentenceTransformersEncoder(models["one"], max_length=40).encode_video(random_clips())
+    with pytest.raises(UserError, match="dimension 64 is more than the 32 of"):
+        SentenceTransformersEncoder(models["one"], dimension=64)
+
+
+@torch.no_grad()
+def test_a_model_of_several_vectors_gives_words_and_frames_to_maxsim(models):
+    encoder = SentenceTransformersEncoder(models["several"]).eval()
+    theirs = sentence_transformers.MultiVectorEncoder(models["several"], device="cpu")
+    media = random_clips()
+    text, video = encoder.encode_text(CAPTIONS, 32), encoder.encode_video(media)
+    queries = theirs.encode_query(CAPTIONS)
+    clips = [
+        video_input(frames, times[: len(frames)], VideoOptions(), 32, 2)
+        for frames, times in zip(media.pixels, media.times, strict=True)
+    ]
+    documents = theirs.encode_document(clips, processing_kwargs={"video": {"do_sample_frames": False}})
+    assert video.frame_mask.sum(1).tolist() == [len(document) for document in documents]
+    joined = VideoFeatures.cat([encoder.encode_video(media[:1]), encoder.encode_video(media[1:])])
+    torch.testing.assert_close(joined.frames, video.frames, atol=1e-5, rtol=0)
+    expected = theirs.similarity(queries, documents)
+    for mean in (False, True):
+        options = DRLOptions(MaxSim(mean=mean), MeanP(), NoDecorrelation())
+        method = DRL(encoder, drl=options, frames=8, words=32)
+        assert not method.needs_frames
+        lengths = torch.tensor([[len(query)] for query in queries]) if mean else 1
+        torch.testing.assert_close(method.score(text, video).similarity, expected / lengths, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_maxsim_of_thousands_of_tokens_is_computed_in_tiles():
+    generator = torch.Generator().manual_seed(0)
+    head, words = DRLHead(8, MaxSim()), torch.randn(40, 12, 8, generator=generator)
+    frames = torch.randn(3, 4576, 8, generator=generator)
+    text = TextFeatures(words[:, 0], words, torch.ones(40, 12, dtype=torch.bool))
+    video = VideoFeatures(frames, torch.ones(3, 4576, dtype=torch.bool))
+    whole = head(text, video).similarity
+    expected = sentence_transformers.util.maxsim(
+        torch.nn.functional.normalize(words, dim=-1), torch.nn.functional.normalize(frames, dim=-1)
+    )
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(DRLHead(8, MaxSim()).within(0.01)(text, video).similarity, expected, atol=1e-4, rtol=0)
