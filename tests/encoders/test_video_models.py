@@ -69,7 +69,7 @@ def test_times_are_those_of_a_list_or_of_the_file():
 @torch.no_grad()
 def test_vectors_equal_those_of_the_library_on_the_same_frames(models, options):
     encoder = SentenceTransformersEncoder(
-        models["one"], video=options, query_instruction="find a video", generation_prompt=True
+        models["one"], video_options=options, query_instruction="find a video", generation_prompt=True
     ).eval()
     theirs = sentence_transformers.SentenceTransformer(models["one"], device="cpu")
     media = random_clips()
@@ -101,8 +101,8 @@ def test_every_option_changes_the_vectors_and_the_fingerprint(models):
     media, plain = random_clips(), SentenceTransformersEncoder(models["one"]).eval()
     vectors, seen = plain.encode_video(media).frames, {plain.fingerprint()}
     for changes in (
-        {"video": VideoOptions("published")}, {"video": VideoOptions(timestamps="list")},
-        {"video": VideoOptions("published", total_pixels=100_000)}, {"document_instruction": "a plain video"},
+        {"video_options": VideoOptions("published")}, {"video_options": VideoOptions(timestamps="list")},
+        {"video_options": VideoOptions("published", total_pixels=100_000)}, {"document_instruction": "a plain video"},
         {"generation_prompt": True},
     ):  # fmt: skip
         changed = SentenceTransformersEncoder(models["one"], **changes).eval()
@@ -124,11 +124,41 @@ def test_both_towers_are_trained_through_whole_videos(models):
     assert all(any(tower in name for name in trained) for tower in ("language_model", "visual"))
 
 
+def test_lora_equals_peft_in_outputs_and_gradients(models):
+    peft = pytest.importorskip("peft")
+    encoder = SentenceTransformersEncoder(models["one"]).eval()
+    theirs = SentenceTransformersEncoder(models["one"]).eval()
+    LoRA(rank=4, alpha=8.0, targets=("query", "key", "value", "mlp"), towers=("text",)).apply(encoder)
+    layers = r".*language_model.*\.(q_proj|k_proj|v_proj|gate_proj|up_proj|down_proj)"
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=layers)
+    peft.inject_adapter_in_model(config, theirs.model.transformers_model)
+    ours = {name: part for name, part in encoder.named_parameters() if part.requires_grad}
+    others = dict(theirs.named_parameters())
+    pairs = []
+    for name, part in ours.items():
+        owner, _, matrix = name.partition(".parametrizations.weight.0.")
+        pairs.append((part, others[f"{owner}.lora_{'A' if matrix == 'down' else 'B'}.default.weight"]))
+    assert len(pairs) == 2 * 6 * 2  # matrices, kinds of layers, and blocks
+    generator = torch.Generator().manual_seed(0)
+    for part, other in pairs:
+        part.data.normal_(std=0.1, generator=generator)
+        other.data.copy_(part.data[0])
+    outputs = []
+    for each in (encoder, theirs):
+        video, text = each.encode_video(random_clips()).frames, each.encode_text(CAPTIONS, 8).sentence
+        outputs.append(torch.cat([video[:, 0], text]))
+        outputs[-1].square().cumsum(1).sum().backward()
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    for part, other in pairs:
+        torch.testing.assert_close(part.grad[0], other.grad, atol=1e-5, rtol=1e-4)
+        assert other.grad.abs().sum() > 0
+
+
 def test_what_a_model_cannot_do_is_refused_in_one_sentence(models):
     encoder = SentenceTransformersEncoder(models["one"])
     with pytest.raises(UserError, match=r"XPool compares frames, .* \(SentenceTransformersEncoder: input: frames\)\.$"):
         encoder.check_vectors("XPool", frames=True, patches=False)
-    published = SentenceTransformersEncoder(models["one"], video=PUBLISHED)
+    published = SentenceTransformersEncoder(models["one"], video_options=PUBLISHED)
     published.check_frames(128)
     with pytest.raises(UserError, match=r"frames is 130, but .* takes 128\. Lower data\.init_args\.frames\."):
         published.check_frames(130)

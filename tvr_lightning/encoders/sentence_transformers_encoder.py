@@ -20,7 +20,6 @@ from tvr_lightning.encoders.hub import how_to_download, optional, repository_fol
 from tvr_lightning.encoders.video_input import FEWEST_TOKENS, VideoOptions, video_input
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.option_types import Count, Role
 
 WeightDtype = Literal["float32", "bfloat16"]
@@ -65,7 +64,7 @@ class SentenceTransformersEncoder(Encoder):
         trust_remote_code: whether to run the code of the repository, which some models need.
         input: `video` encodes a clip as one video, the default for models that take videos; `frames` encodes every
             frame as an image.
-        video: sizes and times of the frames of a video.
+        video_options: sizes and times of the frames of a video.
         query_instruction: instruction for captions, instead of the model's prompt.
         document_instruction: instruction for videos or frames, instead of the model's prompt.
         generation_prompt: whether the chat template adds the beginning of an answer, whose last token is then pooled.
@@ -83,7 +82,7 @@ class SentenceTransformersEncoder(Encoder):
         dtype: WeightDtype = "float32",
         trust_remote_code: bool = False,
         input: Literal["video", "frames"] | None = None,
-        video: VideoOptions | None = None,
+        video_options: VideoOptions | None = None,
         query_instruction: str | None = None,
         document_instruction: str | None = None,
         generation_prompt: bool = False,
@@ -113,7 +112,8 @@ class SentenceTransformersEncoder(Encoder):
             self.model.max_seq_length = max_length
         takes_video = "video" in self.model.modalities
         self.input = input or ("video" if takes_video else "frames")
-        self.video, self.generation_prompt, self.batch_tokens = video or VideoOptions(), generation_prompt, batch_tokens
+        self.video = video_options or VideoOptions()
+        self.generation_prompt, self.batch_tokens = generation_prompt, batch_tokens
         if self.input == "video":
             self.resize_mode, self.gives_frames = "unchanged", False
             processor = self.model.processor.video_processor
@@ -157,7 +157,7 @@ class SentenceTransformersEncoder(Encoder):
         if input == "video" and not any("video_processor" in text for text in processors):
             raise UserError(f"{weights} does not accept videos. Set input to frames, or choose another model.")
         modules: Any = _settings(folder, "modules.json")
-        own = [module["type"] for module in modules if not module["type"].startswith("sentence_transformers.")]
+        own = [each["type"] for each in modules if not each["type"].startswith(("sentence_transformers.", "pylate."))]
         if not trust_remote_code and (own or "auto_map" in _settings(folder, "config.json")):
             raise UserError(
                 f"{weights} needs code of its own repository, which is not run. Read the code, and set "
@@ -195,7 +195,8 @@ class SentenceTransformersEncoder(Encoder):
         found = self._encode(captions, self.query_prompt, "query")
         if self.several:
             tokens, mask = _padded(found)
-            return TextFeatures(masked_mean(tokens, mask), tokens[:, :words], mask[:, :words]).padded(words).float()
+            mean = tokens.sum(1) / mask.sum(1, keepdim=True)
+            return TextFeatures(mean, tokens[:, :words], mask[:, :words]).padded(words).float()
         sentence = found["sentence_embedding"]
         if self.context_length == 1:
             mask = torch.ones(len(sentence), 1, dtype=torch.bool, device=sentence.device)

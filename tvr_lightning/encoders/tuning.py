@@ -22,7 +22,8 @@ TARGETS: dict[Target, str] = {
     "key": r"\b(k|k_proj|key)",
     "value": r"\b(v|v_proj|value)",
     "output": r"(\bout_proj|(attn|token_mixer)\.proj|attention\.output\.dense|Attention\.o)",
-    "mlp": r"(\bc_fc|\bc_proj|\bfc\d(_\w)?|\bwi_\d|\bwo|intermediate\.dense|^output\.dense)",
+    "mlp": r"(\bc_fc|\bc_proj|\b(linear_)?fc\d(_\w)?|\b(gate|up|down)_proj|\bwi_\d|\bwo|intermediate\.dense"
+    r"|^output\.dense)",
 }
 """Names of the linear layers in blocks of open_clip, timm and transformers."""
 FUSED = re.compile(r"\b(in_proj_weight|qkv\.weight)$")
