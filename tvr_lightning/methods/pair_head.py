@@ -106,6 +106,8 @@ class PairHead(nn.Module, ABC):
 
         `extra` is the number of elements per pair in addition to `pair_numbers`.
         """
+        if torch.compiler.is_exporting():  # numbers of texts and videos are then symbols, which cannot be divided
+            return score(text, video)
         tensor = next(tensor for tensor in text.tensors() if tensor.is_floating_point())
         order = self.order(text)
         scores = score_in_blocks(

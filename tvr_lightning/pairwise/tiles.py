@@ -14,8 +14,8 @@ FAST_LOOPS = ("cpu",)
 
 
 def loops_are_fast(device: torch.device) -> bool:
-    """Return whether to loop over items or tiles in the cache, instead of one operation for all."""
-    return device.type in FAST_LOOPS
+    """Return whether to loop over items or tiles in the cache, instead of one operation for all, as an export needs."""
+    return device.type in FAST_LOOPS and not torch.compiler.is_exporting()
 
 
 def tiles_of(tensor: Tensor, axis: int = 0) -> Iterator[slice]:

@@ -198,6 +198,8 @@ def weighted_max(text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor 
 
     Groups of texts are trimmed to their longest text, so texts are preferably sorted from long to short.
     """
+    if torch.compiler.is_exporting():
+        return _weighted_max(text, video, pair_mask, (True, True))
     if pair_mask is not None:
         pair_mask = pair_mask & video.mask
     fast = loops_are_fast(text.mask.device)  # otherwise, reading the lengths would wait for the device
