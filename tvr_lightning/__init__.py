@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tvr_lightning._torchvision import TorchvisionFinder
 
 if TYPE_CHECKING:
+    from tvr_lightning.api.export import export
     from tvr_lightning.api.hub import push_to_hub
     from tvr_lightning.api.merge import merge
     from tvr_lightning.api.model import load, zero_shot
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 if "torchvision" not in sys.modules:
     sys.meta_path.insert(0, TorchvisionFinder())
 
-__all__ = ["__version__", "load", "merge", "push_to_hub", "zero_shot"]
+__all__ = ["__version__", "export", "load", "merge", "push_to_hub", "zero_shot"]
 __version__ = "0.1.0"
 
 # Imported on first access, so that the package itself and the help of the command line need no torch.
 _LAZY = {
+    "export": "tvr_lightning.api.export",
     "load": "tvr_lightning.api.model",
     "merge": "tvr_lightning.api.merge",
     "push_to_hub": "tvr_lightning.api.hub",

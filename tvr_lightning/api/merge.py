@@ -5,11 +5,10 @@ from pathlib import Path
 
 import torch
 from open_clip import CoCa
-from torch.nn.utils import parametrize
 
 from tvr_lightning.api.model import load
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.tuning import AdapterLayers
+from tvr_lightning.encoders.tuning import AdapterLayers, merge_lora
 from tvr_lightning.errors import UserError
 from tvr_lightning.training.checkpoints import check_target, write_checkpoint
 
@@ -35,9 +34,7 @@ def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) ->
         raise UserError(
             f"{checkpoint}: open_clip has no model with adapters, patch_shift, or token_merging. Tune with LoRA."
         )
-    for part in list(encoder.modules()):
-        for name in list(getattr(part, "parametrizations", ())):
-            parametrize.remove_parametrizations(part, name)
+    merge_lora(encoder)
     state = {**encoder.clip.state_dict(), "logit_scale": module.temperature.logit_scale.detach().reshape(())}
     if bias := encoder.initial_logit_bias():
         state["logit_bias"] = torch.tensor(bias)

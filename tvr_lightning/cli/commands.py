@@ -199,6 +199,7 @@ COMMANDS = (
     Command("profile", tables.profile, TABLES, "--config gare", ("model", "data", "trainer")),
     Command("verify-released", tables.verify_released, TABLES, "checkpoints"),
     Command("push", train.push, SHARE, f"{LAST} user/name"),
+    Command("export", train.export, SHARE, f"{LAST} onnx"),
     Command("convert", train.convert, SHARE, "xpool.pth xpool.ckpt"),
     Command("schema", train.schema, SHARE, "> recipe.schema.json"),
     Command("completion", completion, SHARE, "bash"),

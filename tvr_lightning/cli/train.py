@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.options import Config, File, NewFile, Trust
+from tvr_lightning.cli.options import Config, File, NewFile, NewFolder, Trust
 from tvr_lightning.config.recipe_files import RECIPES, refuse_options
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, Range
@@ -158,6 +158,25 @@ def push(
     with loading("push"):
         from tvr_lightning.api.hub import push_to_hub
     print(push_to_hub(checkpoint, name, results=results, private=private, license=license, trust=trust))
+
+
+def export(
+    source: Annotated[str, "checkpoint, hf:user/name, or open_clip architecture, such as ViT-B-32"],
+    out: Annotated[NewFolder, "new folder"],
+    /,
+    weights: Annotated[str | None, "weights of the architecture: a file, a tag, or none; openai by default"] = None,
+    frames: Annotated[Count | None, "number of frames per video of the architecture; 12 by default"] = None,
+    opset: Annotated[Count, "version of ONNX's operators"] = 18,
+    trust: Trust = [],
+) -> None:
+    """Write a method's encoders and head as ONNX, after a comparison with torch, and an example without torch."""
+    from tvr_lightning.progress import shown
+
+    with shown("export: tracing, and comparing with torch"):
+        from tvr_lightning.api.export import export as export_method
+
+        lines = export_method(source, out, weights=weights, frames=frames, opset=opset, trust=trust)
+    print(*lines, f"Wrote {out}", sep="\n")
 
 
 def schema() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import string
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,21 @@ TOKENIZER_FILES = (
     *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json",
 )  # fmt: skip
 OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
+_SPACES = [
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+]
+_LOWER = {"type": "Lowercase"}
+_CANONICAL = [
+    {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+    {"type": "Replace", "pattern": {"Regex": f"[{re.escape(string.punctuation)}]"}, "content": ""},
+]
+CLEANING: dict[str, list[dict[str, Any]]] = {
+    "whitespace": _SPACES,
+    "lower": [*_SPACES, _LOWER],
+    "canonicalize": [*_CANONICAL, _LOWER, *_SPACES],
+}
+"""Open_clip's kinds of text cleaning after `ftfy.fix_text` and `html.unescape`, as normalizers of tokenizer.json."""
 
 
 class Tokenizer(ABC):
@@ -46,6 +62,20 @@ class Tokenizer(ABC):
     @abstractmethod
     def tokens(self, caption: str, words: int | None = None) -> list[int]:
         """Return the ids of a caption with start and end, of which at most `words`; the end is never dropped."""
+
+    def portable(self, words: int) -> dict[str, Any]:
+        """Return the content of a tokenizer.json for the library tokenizers, with padding to `words` positions.
+
+        Its inputs are captions after `ftfy.fix_text` and twice `html.unescape`.
+        """
+        rules = self._rules()
+        rules["truncation"] = {"direction": "Right", "max_length": words, "strategy": "LongestFirst", "stride": 0}
+        padding = {"strategy": {"Fixed": words}, "direction": "Right", "pad_to_multiple_of": None}
+        return rules | {"padding": padding | {"pad_id": self.pad_id, "pad_type_id": 0, "pad_token": "[PAD]"}}
+
+    def _rules(self) -> dict[str, Any]:
+        """Return the content of a tokenizer.json without truncation and padding."""
+        raise UserError(f"{type(self).__name__} cannot be written as a tokenizer.json.")
 
     def encode(self, captions: list[str], words: int) -> Tokens:
         """Tokenize N captions to `words` positions W, dropping the last tokens before the end of longer captions."""
@@ -118,6 +148,45 @@ class ClipTokenizer(Tokenizer):
         found = self._inner.encode(caption)
         return [self._inner.sot_token_id, *(found if words is None else found[: words - 2]), self._inner.eot_token_id]
 
+    @override
+    def _rules(self) -> dict[str, Any]:
+        vocabulary = {name: number for name, number in self._inner.encoder.items() if "_of_text>" not in name}
+        ends = [(name, vocabulary[name]) for name in OPENAI_SPECIAL]
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": f"(?i){self._inner.pat.pattern}"},
+            "behavior": "Removed",
+            "invert": True,
+        }
+        as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name, _ in ends)
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        return {
+            "version": "1.0",
+            "added_tokens": [{"id": number, "content": name} | plain for name, number in ends],
+            "normalizer": {"type": "Sequence", "normalizers": CLEANING[self.clean]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, as_bytes]},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [start, text, end],
+                "pair": [start, text, end],
+                "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ends},
+            },
+            "decoder": None,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": OPENAI_SPECIAL[1],
+                "continuing_subword_prefix": "",
+                "end_of_word_suffix": "</w>",
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "vocab": vocabulary,
+                "merges": [list(merge) for merge in self._inner.bpe_ranks],
+            },
+        }
+
 
 class TransformersTokenizer(Tokenizer):
     """Tokenizer of the transformers library, loaded from the files in a folder, with the text cleaning of open_clip.
@@ -143,7 +212,7 @@ class TransformersTokenizer(Tokenizer):
             reason = " ".join(str(error).split())
             raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
         super().__init__(made.tokenizer, context_length)
-        self._clean = made.clean_fn
+        self._clean, self._cleaning = made.clean_fn, CLEANING[clean]
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
         self.blank_end = int(strip_sep_token)
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
@@ -163,6 +232,15 @@ class TransformersTokenizer(Tokenizer):
         # Padding replaces the separator, as in open_clip; at the end it does not count as a token of the caption.
         kept = [self.pad_id if token == self._dropped else token for token in found]
         return kept[:-1] if found[-1] == self._dropped else kept
+
+    @override
+    def _rules(self) -> dict[str, Any]:
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None or self._dropped is not None:
+            return super()._rules()
+        rules: dict[str, Any] = json.loads(backend.to_str())
+        own = [] if rules["normalizer"] is None else [rules["normalizer"]]
+        return rules | {"normalizer": {"type": "Sequence", "normalizers": [*self._cleaning, *own]}}
 
 
 def build_tokenizer(text: dict[str, Any]) -> Tokenizer:

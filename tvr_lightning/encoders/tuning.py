@@ -252,6 +252,13 @@ class AdapterLayers(nn.Module):
         return self(output)
 
 
+def merge_lora(encoder: nn.Module) -> None:
+    """Add the changes of LoRA to the weights of an encoder, which is then like one without it."""
+    for part in list(encoder.modules()):
+        for name in list(getattr(part, "parametrizations", ())):
+            parametrize.remove_parametrizations(part, name)
+
+
 def untuned_state(block: nn.Module) -> dict[str, Tensor]:
     """Return the state of a block under its original names, without what a tuning has added."""
     state = {name.removesuffix(".original"): value for name, value in block.state_dict().items()}

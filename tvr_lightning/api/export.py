@@ -1,0 +1,314 @@
+"""A trained method as ONNX: the encoders of both sides, and the head of methods whose scores need more than vectors."""
+
+import dataclasses
+import json
+import tempfile
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import open_clip
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from typing_extensions import override
+
+from tvr_lightning.api.model import Model, load, zero_shot
+from tvr_lightning.data.batch import Media
+from tvr_lightning.encoders.hub import optional
+from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.tuning import merge_lora
+from tvr_lightning.errors import UserError
+from tvr_lightning.features import FeatureBatch, TextFeatures, VideoFeatures
+from tvr_lightning.files import TEMPORARY, explain_write_errors
+from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.stochastic import trial_draws
+from tvr_lightning.methods.base import RetrievalModule
+
+OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch's exporter writes
+TOLERANCE = 1e-4  # relative to the largest value of a tensor if that is above 1
+HEAD = "head.onnx"
+INPUTS = 10  # on which torch and onnxruntime are compared
+EXAMPLE = Path(__file__).with_name("onnx_example.py")
+TEXT, VIDEO = ([field.name for field in dataclasses.fields(kind)] for kind in (TextFeatures, VideoFeatures))
+Named = dict[str, Tensor]
+
+
+class _Graph(nn.Module, ABC):
+    """Part of a method as a function of named tensors; `inputs` are examples of them."""
+
+    def __init__(self, method: RetrievalModule, inputs: Named, pooled: bool = False) -> None:
+        super().__init__()
+        self.method, self.inputs, self.pooled = method, inputs, pooled
+
+    @abstractmethod
+    def named(self, given: Named) -> Named:
+        """Return the outputs by name."""
+
+    @override
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.named(dict(zip(self.inputs, tensors, strict=True))).values())
+
+
+class _Text(_Graph):
+    @override
+    def named(self, given: Named) -> Named:
+        encoder = cast(OpenClipEncoder, self.method.encoder)
+        found = self.method.encode_text(encoder.encode_tokens(given["ids"], given["word_mask"]))
+        return _without_masks(found) | ({"text_vector": unit(found.sentence)} if self.pooled else {})
+
+
+class _Video(_Graph):
+    @override
+    def named(self, given: Named) -> Named:
+        media = Media(given["pixels"], given["frame_mask"])
+        found = self.method.encode_video(self.method.encoder.encode_media(media, self.method.needs_patches))
+        pooled = {"video_vector": unit(self.method.compact_video(found).frames[:, 0])} if self.pooled else {}
+        return _without_masks(found) | pooled
+
+
+class _Head(_Graph):
+    @override
+    def named(self, given: Named) -> Named:
+        return {"scores": self.method.score(*_features(given)).similarity}
+
+
+def _features(given: Named) -> tuple[TextFeatures, VideoFeatures]:
+    """Return the features among named tensors."""
+    text, video = ({name: given[name] for name in names if name in given} for names in (TEXT, VIDEO))
+    return TextFeatures(**text), VideoFeatures(**video)
+
+
+def _without_masks(features: FeatureBatch) -> Named:
+    """Return features by name, without the masks, which encoders return as they are given."""
+    return {name: value for name, value in vars(features).items() if value is not None and not name.endswith("mask")}
+
+
+def export(
+    source: str | Path,
+    out: str | Path,
+    *,
+    weights: str | None = None,
+    frames: int | None = None,
+    opset: int = OLDEST_OPSET,
+    trust: Sequence[str] = (),
+) -> list[str]:
+    """Write a method as ONNX to a new folder, and return lines about its files and their differences from torch.
+
+    `text.onnx` and `video.onnx` are the encoders, LoRA included, in float32. If scores are cosines of a vector per side
+    they return these, otherwise `head.onnx` computes scores of N texts and M videos from their features. The other
+    files are `export.json` (axes, opset, preprocessing), `tokenizer.json`, and `example.py`, which needs no torch.
+
+    Args:
+        source: Checkpoint or `hf:user/name`, as for `load`, or an open_clip architecture, as for `zero_shot`.
+        out: Folder to write.
+        weights: Weights of the architecture. Default: `openai`.
+        frames: Number of frames per video of the architecture. Default: 12.
+        opset: Version of ONNX's operators.
+        trust: Modules whose classes the checkpoint may name, as for `load`.
+
+    Raises:
+        UserError: `out` exists, a library is missing, the opset is not supported, the method cannot be exported, or
+            onnxruntime computes something else than torch. Nothing is written.
+    """
+    out = Path(out)
+    if out.exists():
+        raise UserError(f"{out} exists. Choose a new folder, or delete it.")
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        problem = "old" if opset < OLDEST_OPSET else "new"
+        raise UserError(f"opset {opset} is too {problem}. Choose one from {OLDEST_OPSET} to {NEWEST_OPSET}.")
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        optional(library, "onnx", "tvr export")
+    is_architecture = not Path(source).exists() and str(source) in open_clip.list_models()
+    if is_architecture:
+        model = zero_shot(str(source), weights or "openai", frames or 12, "cpu")
+    elif weights is not None or frames is not None:
+        raise UserError(f"{source} is not an open_clip architecture, which weights and frames are for. Omit them.")
+    else:
+        model = load(source, "cpu", trust)
+    method = model.module
+    if reason := _obstacle(method):
+        raise UserError(f"{method.title} cannot be exported: {reason}.")
+    merge_lora(method.encoder)
+    method.float().requires_grad_(False)
+    tokenizer = cast(OpenClipEncoder, method.encoder).tokenizer.portable(method.words)
+    with (
+        explain_write_errors(out, "Nothing was written."),
+        tempfile.TemporaryDirectory(TEMPORARY, f".{out.name}-", out.absolute().parent) as folder,
+    ):
+        made = Path(folder) / out.name  # the temporary folder can only be read by its owner
+        made.mkdir()
+        files, lines = _write(model, opset, made)
+        settings = {"opset": opset, **_settings(model), "files": files}
+        (made / "export.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        (made / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+        (made / "example.py").write_bytes(EXAMPLE.read_bytes())
+        made.rename(out)
+    return lines
+
+
+def _obstacle(method: RetrievalModule) -> str:
+    """Return the reason why a method cannot be exported, or nothing."""
+    if not isinstance(method.encoder, OpenClipEncoder):
+        return (
+            f"{type(method.encoder).__name__} prepares its inputs in Python. Only open_clip's encoders can be exported"
+        )
+    if getattr(method, "audio_encoder", None) is not None:
+        return "it reads audio. Only methods of texts and frames can be exported"
+    return ""
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    """Return what a client must know to prepare the inputs."""
+    method, encoder = model.module, cast(OpenClipEncoder, model.module.encoder)
+    return {
+        "method": method.title,
+        "encoder": encoder.name,
+        "captions": "ftfy.fix_text, html.unescape twice, strip, then tokenizer.json",
+        "words": method.words,
+        "sampling": model.scorer.sampling,
+        "frames": method.frames,
+        "preparation": dataclasses.asdict(model.scorer.preparation),
+        "pixels": "RGB from 0 to 255, which video.onnx normalizes; padded frames are 0 and False in frame_mask",
+        "mean": encoder.pixel_mean.flatten().tolist(),
+        "std": encoder.pixel_std.flatten().tolist(),
+    }
+
+
+def _write(model: Model, opset: int, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Write the graphs to a folder, compare them with torch, and return their description and lines to print."""
+    import onnxruntime
+
+    method, antialias = model.module, model.scorer.preparation.antialias
+    given = _inputs(method, antialias, 5, 3, method.frames)
+    text, video = ({name: given[name] for name in names} for names in (("ids", "word_mask"), ("pixels", "frame_mask")))
+    found = given | _Text(method, text).named(text) | _Video(method, video).named(video)
+    pooled = _is_pooled(method, *_features(found))
+    graphs: dict[str, _Graph] = {"text.onnx": _Text(method, text, pooled), "video.onnx": _Video(method, video, pooled)}
+    if not pooled:
+        features = {name: value for name, value in found.items() if name not in ("ids", "pixels")}
+        graphs[HEAD] = _Head(method, features)
+    sessions: dict[str, Any] = {}
+    for name, graph in graphs.items():
+        try:
+            _convert(graph, folder / name, opset)
+        except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().partition("\n")[0][:300]
+            raise UserError(f"{method.title} cannot be exported: torch cannot trace {name}: {reason}") from error
+        sessions[name] = onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+    inputs = [node for session in sessions.values() for node in session.get_inputs()]
+    any_frames = all("F" in node.shape for node in inputs if "M" in node.shape)
+    differences: dict[str, float] = {}
+    for place in range(INPUTS):
+        frames = max(method.frames - place % 3, 1) if any_frames else method.frames
+        given = _inputs(method, antialias, 1 + 7 * place % INPUTS, 1 + place % 3, frames, place)
+        for name, difference in _differences(method, graphs, sessions, given, copies=1 + 3 * place).items():
+            differences[name] = max(differences.get(name, 0.0), difference)
+    lines, files = [], {}
+    for name, difference in differences.items():
+        if not difference <= TOLERANCE:
+            raise UserError(
+                f"{method.title} cannot be exported: {name} differs from torch by {difference:.1e}, more than "
+                f"{TOLERANCE:.0e}."
+            )
+        lines.append(f"{name}: at most {difference:.1e} from torch in {INPUTS} inputs")
+    for name, session in sessions.items():
+        axes = {
+            side: {node.name: [node.type.removeprefix("tensor(").removesuffix(")"), *node.shape] for node in nodes}
+            for side, nodes in (("inputs", session.get_inputs()), ("outputs", session.get_outputs()))
+        }
+        files[name] = {**axes, "largest_difference": differences[name]}
+    return files, lines
+
+
+def _inputs(method: RetrievalModule, antialias: bool, texts: int, videos: int, frames: int, seed: int = 0) -> Named:
+    """Return token ids of captions and random frames, both with padding."""
+    encoder, generator = cast(OpenClipEncoder, method.encoder), torch.Generator().manual_seed(seed)
+    tokens = encoder.tokenizer.encode([" a dog runs on the beach" * (row + seed) for row in range(texts)], method.words)
+    shape = (videos, frames, 3, encoder.image_size, encoder.image_size)
+    pixels = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    frame_mask = torch.arange(frames) <= (frames - 1 - torch.arange(videos)).clamp(min=0).unsqueeze(1)
+    pixels = pixels.masked_fill(~frame_mask[:, :, None, None, None], 0)
+    pixels = pixels if antialias else pixels.half()
+    return {"ids": tokens.ids, "word_mask": tokens.mask, "pixels": pixels, "frame_mask": frame_mask}
+
+
+def _is_pooled(method: RetrievalModule, text: TextFeatures, video: VideoFeatures) -> bool:
+    """Return whether scores are cosines of the sentence and of one vector per video, to which a method compacts it."""
+    if not method.compacts_texts():
+        return False
+    sentence, frames = method.compact_text(text).sentence, method.compact_video(video).frames
+    cosines = unit(sentence) @ unit(frames[:, 0]).T
+    return frames.shape[1] == 1 and torch.allclose(cosines, method.score(text, video).similarity, atol=TOLERANCE)
+
+
+def _convert(graph: _Graph, file: Path, opset: int) -> None:
+    """Write a graph with the axes N of texts, M of videos, and F of frames, if the method takes any number of them."""
+    import onnx_ir
+
+    names = list(graph.inputs)
+    of_text = ["ids", *TEXT]
+    axes = [{0: Dim.DYNAMIC} if name in of_text else {0: Dim.DYNAMIC, 1: Dim.AUTO} for name in names]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its operator has no equivalent
+    torch.compiler.assume_constant_result(trial_draws)  # samples of T-MASS, from a seed
+    try:
+        # With gradients, no branch depends on values, which waits for a device. Branches that depend on sizes differ
+        # only in their cost, so that one of them is right for all sizes.
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.export.export(
+                graph.eval(),
+                tuple(graph.inputs.values()),
+                dynamic_shapes=(tuple(axes),),
+                strict=True,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+            outputs = list(graph.named(graph.inputs))
+            made = torch.onnx.export(
+                traced, dynamo=True, opset_version=opset, input_names=names, output_names=outputs, verbose=False
+            )
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    assert made is not None
+    inner, symbols = made.model.graph, {}
+    for value in inner.inputs:
+        for place, size in enumerate(value.shape):
+            symbols[str(size)] = "F" if place else "N" if value.name in of_text else "M"
+    for value in [*inner.inputs, *inner.outputs]:
+        sizes = [size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape]
+        value.shape = onnx_ir.Shape(sizes)
+    for value in [value for value in inner.inputs if not value.uses()]:
+        inner.inputs.remove(value)  # words that a score does not use
+    made.save(file)
+
+
+def _differences(
+    method: RetrievalModule, graphs: dict[str, _Graph], sessions: dict[str, Any], given: Named, copies: int
+) -> dict[str, float]:
+    """Return the largest difference of each file from torch, of a head with more `copies` of the encoded videos."""
+    expected, found, differences = dict(given), dict(given), {}
+    for name, graph in graphs.items():
+        if name == HEAD:
+            for tensors in (expected, found):
+                tensors |= {key: torch.cat([tensors[key]] * copies) for key in VIDEO if key in tensors}
+        ours = graph.named(expected)
+        fed = {node.name: found[node.name].numpy() for node in sessions[name].get_inputs()}
+        theirs = dict(zip(ours, map(torch.from_numpy, sessions[name].run(list(ours), fed)), strict=True))
+        differences[name] = max(_difference(theirs[key], value) for key, value in ours.items())
+        expected, found = expected | ours, found | theirs
+    if HEAD not in graphs:
+        scores = method.score(*_features(expected)).similarity
+        differences["text_vector @ video_vector.T"] = _difference(
+            found["text_vector"] @ found["video_vector"].T, scores
+        )
+    return differences
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of two tensors of any shape, relative to the largest value if it is above 1."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
