@@ -1,1 +1,1 @@
-"""Trained methods outside training: in Python, on the Hugging Face Hub, and in MTEB."""
+"""Trained methods outside training: in Python, on the Hugging Face Hub, in MTEB, and as ONNX."""

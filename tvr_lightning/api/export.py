@@ -129,7 +129,7 @@ def export(
     else:
         model = load(source, "cpu", trust)
     method = model.module
-    if reason := _obstacle(method):
+    if reason := obstacle(method):
         raise UserError(f"{method.title} cannot be exported: {reason}.")
     merge_lora(method.encoder)
     method.float().requires_grad_(False)
@@ -149,7 +149,7 @@ def export(
     return lines
 
 
-def _obstacle(method: RetrievalModule) -> str:
+def obstacle(method: RetrievalModule) -> str:
     """Return the reason why a method cannot be exported, or nothing."""
     if not isinstance(method.encoder, OpenClipEncoder):
         return (
@@ -190,16 +190,15 @@ def _write(model: Model, opset: int, folder: Path) -> tuple[dict[str, Any], list
     if not pooled:
         features = {name: value for name, value in found.items() if name not in ("ids", "pixels")}
         graphs[HEAD] = _Head(method, features)
+    any_frames = _takes_any_frames(method, antialias)
     sessions: dict[str, Any] = {}
     for name, graph in graphs.items():
         try:
-            _convert(graph, folder / name, opset)
+            _convert(graph, folder / name, opset, any_frames)
         except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError) as error:
             reason = str(error).strip().partition("\n")[0][:300]
             raise UserError(f"{method.title} cannot be exported: torch cannot trace {name}: {reason}") from error
         sessions[name] = onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
-    inputs = [node for session in sessions.values() for node in session.get_inputs()]
-    any_frames = all("F" in node.shape for node in inputs if "M" in node.shape)
     differences: dict[str, float] = {}
     for place in range(INPUTS):
         frames = max(method.frames - place % 3, 1) if any_frames else method.frames
@@ -244,13 +243,27 @@ def _is_pooled(method: RetrievalModule, text: TextFeatures, video: VideoFeatures
     return frames.shape[1] == 1 and torch.allclose(cosines, method.score(text, video).similarity, atol=TOLERANCE)
 
 
-def _convert(graph: _Graph, file: Path, opset: int) -> None:
-    """Write a graph with the axes N of texts, M of videos, and F of frames, if the method takes any number of them."""
+def _takes_any_frames(method: RetrievalModule, antialias: bool) -> bool:
+    """Return whether videos may have fewer frames than the method's, so that none of its layers has one per frame."""
+    if method.frames == 1:
+        return False
+    given = _inputs(method, antialias, 5, 3, method.frames - 1)
+    try:
+        found = given | _Text(method, given).named(given) | _Video(method, given).named(given)
+        _Head(method, found).named(found)
+    except (UserError, RuntimeError):
+        return False
+    return True
+
+
+def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
+    """Write a graph with the axes N of texts, M of videos, and, for any number of frames, F."""
     import onnx_ir
 
     names = list(graph.inputs)
     of_text = ["ids", *TEXT]
-    axes = [{0: Dim.DYNAMIC} if name in of_text else {0: Dim.DYNAMIC, 1: Dim.AUTO} for name in names]
+    frames = {1: Dim.DYNAMIC} if any_frames else {}
+    axes = [{0: Dim.DYNAMIC} | ({} if name in of_text else frames) for name in names]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its operator has no equivalent
     torch.compiler.assume_constant_result(trial_draws)  # samples of T-MASS, from a seed
@@ -273,7 +286,8 @@ def _convert(graph: _Graph, file: Path, opset: int) -> None:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
     assert made is not None
-    inner, symbols = made.model.graph, {}
+    inner: Any = made.model.graph
+    symbols = {}
     for value in inner.inputs:
         for place, size in enumerate(value.shape):
             symbols[str(size)] = "F" if place else "N" if value.name in of_text else "M"

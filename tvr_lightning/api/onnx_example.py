@@ -21,7 +21,7 @@ if __name__ == "__main__":
     found["pixels"] = np.zeros((len(paths), settings["frames"], 3, size, size), dtype=np.uint8)
     found["frame_mask"] = np.zeros((len(paths), settings["frames"]), dtype=bool)
     for path, pixels, mask in zip(paths, found["pixels"], found["frame_mask"], strict=True):
-        seconds, start = [], None  # of "sampling": "one-fps-uniform"
+        seconds, start = list[np.ndarray](), None  # of "sampling": "one-fps-uniform"
         for frame in av.open(path).decode(video=0):
             start = frame.time if start is None else start
             if frame.time - start >= len(seconds) - 1e-6:

@@ -27,12 +27,12 @@ TOKENIZER_FILES = (
     *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json",
 )  # fmt: skip
 OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
-_SPACES = [
+_SPACES: list[dict[str, Any]] = [
     {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
     {"type": "Strip", "strip_left": True, "strip_right": True},
 ]
 _LOWER = {"type": "Lowercase"}
-_CANONICAL = [
+_CANONICAL: list[dict[str, Any]] = [
     {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
     {"type": "Replace", "pattern": {"Regex": f"[{re.escape(string.punctuation)}]"}, "content": ""},
 ]
