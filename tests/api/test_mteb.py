@@ -1,8 +1,12 @@
 """MTEB's runner gets the same scores of a tiny task as the method and the encoder."""
 
+import re
+from pathlib import Path
+
 import datasets
 import mteb
 import pytest
+import sound_files
 import torch
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
@@ -12,9 +16,9 @@ from search_parts import save_checkpoint, write_clip
 
 import tvr_lightning
 from tvr_lightning.api.mteb import EmbeddingModel, PairwiseModel
-from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.methods import XPool
+from tvr_lightning.methods import GAID, XPool
 
 # Dependencies of MTEB warn about each other when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -121,8 +125,13 @@ def test_only_candidates_are_ranked_and_other_modalities_are_refused(model, clip
     other = task("t2va", [], modalities=("text", "video", "audio"))
     heard = split["corpus"].add_column("audio", ["a.wav"] * len(clips))
     wrapped.index(heard, task_metadata=tiny.metadata)
-    with pytest.raises(UserError, match="Tiny has audio and video on one side"):
+    expected = wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=4)
+    with pytest.warns(UserWarning, match="Tiny: xpool does not use the audio"):
         wrapped.index(heard, task_metadata=other.metadata)
+    assert wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=4) == expected
+    only = task("t2a", [], modalities=("text", "audio"))
+    with pytest.raises(UserError, match="Tiny has audio on one side"):
+        wrapped.index(heard, task_metadata=only.metadata)
 
 
 def test_titles_of_a_corpus_count(model, clips):
@@ -163,9 +172,75 @@ def test_the_tasks_of_mveb_run_on_replaced_videos(number, model, clips):
     assert len(tasks) == 19
     tiny = stand_in(tasks[number], clips)
     wrapped = EmbeddingModel(model)
-    if tiny.metadata.type == "VideoCentricQA":
-        with pytest.raises(UserError, match="OmniVideoBenchVideoCentricQA has text and video on one side"):
-            mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False)
-        return
     (result,) = mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False).task_results
     assert 0 <= result.get_score() <= 1
+
+
+def test_texts_and_videos_of_one_side_are_added(model, clips):
+    wrapped, pairwise = EmbeddingModel(model), PairwiseModel(model)
+    tiny = task("vt2t", list(map(str, clips)))
+    both = table(id=list("0123"), text=TEXTS, video=list(map(str, clips)))
+    scorer = model.scorer
+    text, video = scorer.text_vectors(model.encode_text(TEXTS)), scorer.video_vectors(model.encode_video(clips))
+    loader = torch.utils.data.DataLoader(both, collate_fn=list)
+    found = wrapped.encode(loader, task_metadata=tiny.metadata, prompt_type="query")
+    torch.testing.assert_close(found, torch.nn.functional.normalize(text + video, dim=-1))
+    assert wrapped.mteb_model_meta.experiment_kwargs == {"audio": "unused", "text_and_video": "sum"}
+    with pytest.raises(UserError, match="has text and video on one side, but a method scores texts against videos"):
+        pairwise.index(both, task_metadata=task("t2vt", []).metadata)
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory):
+    """A method with audio."""
+    torch.manual_seed(5)
+    plain = {"frames": 2, "words": 12}
+    module = GAID(TinyClipEncoder(**SMALL), audio_encoder=TinyWav2Vec2Encoder(), **plain)
+    audio = {"class_path": "tvr_lightning.encoders.TinyWav2Vec2Encoder", "init_args": {}}
+    path = tmp_path_factory.mktemp("audio") / "last.ckpt"
+    return tvr_lightning.load(save_checkpoint(module, SMALL, {**plain, "audio_encoder": audio}, path))
+
+
+def test_methods_with_audio_use_the_audio_column(listening, tmp_path):
+    paths = [tmp_path / f"{number}.mkv" for number in range(3)]
+    sounds = [tmp_path / f"sound{number}.mkv" for number in range(3)]
+    for number, (path, sound) in enumerate(zip(paths, sounds, strict=True)):
+        sound_files.write_clip(path, None)
+        sound_files.write_clip(sound, sound_files.tone(2.0, frequency=300.0 * (number + 1)))
+    wrapped = PairwiseModel(listening)
+    assert wrapped.mteb_model_meta.modalities == ["text", "video", "audio"]
+    stored = {"id": list("012"), "video": as_bytes(paths), "audio": as_bytes(sounds)}
+    corpus = (
+        datasets.Dataset.from_dict(stored).cast_column("video", datasets.Video()).cast_column("audio", datasets.Audio())
+    )
+    silent = task("t2v", [])
+    queries = table(id=["0"], text=TEXTS[:1])
+
+    def found(metadata):
+        wrapped.index(corpus, task_metadata=metadata)
+        scores = wrapped.search(queries, task_metadata=metadata, top_k=3)["0"]
+        return torch.tensor([scores[name] for name in "012"])
+
+    heard = found(task("t2va", [], modalities=("text", "video", "audio")).metadata)
+    expected = listening.scorer.score(listening.encode_text(TEXTS[:1]), listening.encode_video(paths, sounds))[0]
+    torch.testing.assert_close(heard, expected)
+    assert (heard - found(silent.metadata)).abs().min() > 1e-6
+    words, metadata = queries.add_column("audio", ["a.wav"]), task("at2v", [], ("text", "video", "audio")).metadata
+    with pytest.warns(UserWarning, match="does not use the audio"):
+        wrapped.search(words, task_metadata=metadata, top_k=1)
+
+
+def test_mteb_runs_the_documented_tasks_of_mveb(model):
+    from mteb.evaluate import _check_model_modalities
+
+    page = (Path(__file__).parents[2] / "docs" / "sharing.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (yes|without audio|no) \|", page, re.MULTILINE))
+    meta, found = EmbeddingModel(model).mteb_model_meta, {}
+    for each in mteb.get_benchmark("MVEB(v1)").tasks:
+        try:
+            _check_model_modalities(meta, each)
+            found[each.metadata.name] = "without audio" if "audio" in each.metadata.modalities else "yes"
+        except ValueError:
+            found[each.metadata.name] = "no"
+    assert listed == found
+    assert sorted(found.values()).count("no") == 13

@@ -36,13 +36,20 @@ class Model:
         weights = source.checkpoint or f"weights {source.weights}"
         return f"Model({type(self.module).__name__}, {backbone}, {weights}: {sizes})"
 
-    def encode_video(self, videos: str | Path | Sequence[str | Path]) -> VideoFeatures:
-        """Return the features of M video files on the CPU, frames (M, F, D). Unreadable ones raise VideoError."""
+    def encode_video(
+        self, videos: str | Path | Sequence[str | Path], audio: Sequence[Path] | None = None
+    ) -> VideoFeatures:
+        """Return the features of M video files on the CPU, frames (M, F, D). Unreadable ones raise VideoError.
+
+        `audio` are M files whose audio replaces that of the videos, for methods that use it.
+        """
         paths = [Path(path) for path in ([videos] if isinstance(videos, str | Path) else videos)]
+        sounds = [None] * len(paths) if audio is None else audio
         parts = []
         with ThreadPoolExecutor(DECODERS) as pool:
             for start in range(0, len(paths), VIDEOS):
-                clips = pool.map(self.scorer.read, paths[start : start + VIDEOS])
+                few = slice(start, start + VIDEOS)
+                clips = pool.map(lambda path, sound: self.scorer.read(path, audio=sound), paths[few], sounds[few])
                 parts.append(self.scorer.encode_videos(Media.cat([clip.media for clip in clips])))
         return VideoFeatures.cat(parts)
 

@@ -6,6 +6,7 @@ Videos and audio are read by this package as in training, and not by MTEB's deco
 from __future__ import annotations
 
 import tempfile
+import warnings
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from tvr_lightning.api.model import TEXTS, VIDEOS, Model
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.layers.cosine import unit
 
 if TYPE_CHECKING:
     from mteb.models.model_meta import ModelMeta
@@ -79,7 +81,9 @@ class PairwiseModel:
 class EmbeddingModel:
     """An encoder whose texts and videos are single vectors, compared by their cosine (MTEB's `EncoderProtocol`).
 
-    A text is its sentence vector, and a video is the mean of its frames' vectors, as in CLIP4Clip's mean pooling.
+    A text is its sentence vector, and a video is the mean of its frames' vectors, as in CLIP4Clip's mean pooling. A
+    text and a video on one side are the sum of both vectors, as in MTEB's X-CLIP. Audio is not used. The
+    `experiment_kwargs` of the results name both.
 
     Args:
         model: Model returned by `tvr_lightning.load` or `tvr_lightning.api.model.zero_shot`.
@@ -90,12 +94,16 @@ class EmbeddingModel:
         self.model, self.name = model, name or f"tvr-lightning/{model.name}-mean"
         self.mteb_model_meta = _meta(model, self.name, "dense")
 
-    def encode(self, inputs: Any, *, task_metadata: Any, **_: Any) -> Tensor:
-        """Return the (N, D) vectors of length 1 of the texts or videos in the dataset of a loader."""
-        features = _features(self.model, inputs.dataset, task_metadata)
-        if isinstance(features, TextFeatures):
-            return self.model.scorer.text_vectors(features)
-        return self.model.scorer.video_vectors(features)
+    def encode(self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any) -> Tensor:
+        """Return the (N, D) vectors of length 1 of a loader's dataset: texts, videos, or sums of both vectors."""
+        dataset, scorer = inputs.dataset, self.model.scorer
+        columns = _columns(self.name, False, dataset, task_metadata, prompt_type)
+        vectors = []
+        if "text" in columns:
+            vectors.append(scorer.text_vectors(_text_features(self.model, dataset)))
+        if "video" in columns:
+            vectors.append(scorer.video_vectors(_video_features(self.model, dataset, with_audio=False)))
+        return unit(torch.stack(vectors).sum(0))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Return the cosines (N, M) of vectors (N, D) and (M, D) that `encode` returned."""
@@ -110,6 +118,7 @@ def _meta(model: Model, name: str, kind: Literal["dense", "cross-encoder"]) -> M
     from mteb.models.model_meta import ModelMeta, ScoringFunction  # an optional dependency
 
     dense = kind == "dense"
+    uses_audio = _uses_audio(model) and not dense
     return ModelMeta.create_empty(
         {
             "name": name,
@@ -118,7 +127,11 @@ def _meta(model: Model, name: str, kind: Literal["dense", "cross-encoder"]) -> M
             "embed_dim": model.module.encoder.dimension if dense else None,
             "max_tokens": model.module.words,
             "framework": ["PyTorch"],
-            "modalities": ["text", "video"],
+            "modalities": ["text", "video", "audio"] if uses_audio else ["text", "video"],
+            "experiment_kwargs": {
+                **({} if uses_audio else {"audio": "unused"}),
+                **({"text_and_video": "sum"} if dense else {}),
+            },
             "model_type": [kind],
             "similarity_fn_name": ScoringFunction.COSINE if dense else None,
             "use_instructions": False,
@@ -126,32 +139,76 @@ def _meta(model: Model, name: str, kind: Literal["dense", "cross-encoder"]) -> M
     )
 
 
-def _features(model: Model, dataset: Any, task_metadata: Any, prompt_type: str | None = None) -> Features:
-    """Encode the texts or videos of a dataset; of a prompt, only the columns that the task declares count."""
-    from datasets import Video
+def _columns(name: str, uses_audio: bool, dataset: Any, task_metadata: Any, prompt_type: Any) -> list[str]:
+    """Return the columns of one side that the model `name` encodes, by MTEB's rule for models without a modality.
+
+    Of a prompt, only the columns that the task declares count. Audio is dropped with a warning if the model does not
+    use it, or if there is no video to which it belongs, and something else is left.
+    """
     from mteb.types import PromptType
 
     declared = MODALITIES if prompt_type is None else task_metadata.get_modalities(PromptType(prompt_type))
-    columns = [name for name in MODALITIES if name in dataset.column_names and name in declared]
-    if columns == ["text"]:
-        titles = dataset["title"] if "title" in dataset.column_names else [None] * len(dataset)
-        pairs = zip(titles, dataset["text"], strict=True)
-        return model.encode_text([f"{title or ''} {text}".strip() for title, text in pairs])
-    if columns != ["video"]:
+    columns = [column for column in MODALITIES if column in dataset.column_names and column in declared]
+    if "audio" in columns and len(columns) > 1 and ("video" not in columns or not uses_audio):
+        columns.remove("audio")
+        warnings.warn(f"{task_metadata.name}: {name} does not use the audio of one side.", stacklevel=3)
+    if not columns or "image" in columns or columns == ["audio"]:
+        found = " and ".join(columns) or "neither text nor video"
         raise UserError(
-            f"{task_metadata.name} has {' and '.join(columns) or 'neither text nor video'} on one side. This model "
-            "takes text or video, and reads the audio from the video file."
+            f"{task_metadata.name} has {found} on one side. This model takes text, video, and the audio of a video."
         )
+    return columns
+
+
+def _features(model: Model, dataset: Any, task_metadata: Any, prompt_type: str) -> Features:
+    """Encode the texts or videos of one side, which must not be both."""
+    columns = _columns(model.name, _uses_audio(model), dataset, task_metadata, prompt_type)
+    if columns == ["text"]:
+        return _text_features(model, dataset)
+    if "text" in columns:
+        raise UserError(
+            f"{task_metadata.name} has {' and '.join(columns)} on one side, but a method scores texts against videos. "
+            "Use EmbeddingModel."
+        )
+    return _video_features(model, dataset, "audio" in columns)
+
+
+def _text_features(model: Model, dataset: Any) -> TextFeatures:
+    titles = dataset["title"] if "title" in dataset.column_names else [None] * len(dataset)
+    pairs = zip(titles, dataset["text"], strict=True)
+    return model.encode_text([f"{title or ''} {text}".strip() for title, text in pairs])
+
+
+def _video_features(model: Model, dataset: Any, with_audio: bool) -> VideoFeatures:
+    """Encode videos, whose audio is in its own column `with_audio`, and otherwise in the video file."""
+    from datasets import Audio, Video
+
+    videos = dataset.select_columns(["video", "audio"] if with_audio else ["video"])
+    videos = videos.cast_column("video", Video(decode=False))
+    if with_audio:
+        videos = videos.cast_column("audio", Audio(decode=False))
     parts = []
-    videos = dataset.select_columns(["video"]).cast_column("video", Video(decode=False))
     for start in range(0, len(videos), VIDEOS):
         with tempfile.TemporaryDirectory() as folder:
-            paths = []
-            for number, stored in enumerate(videos[start : start + VIDEOS]["video"]):
-                path = Path(stored["path"] or "")
-                if stored["bytes"] is not None:
-                    path = Path(folder) / f"{number}{path.suffix}"
-                    path.write_bytes(stored["bytes"])
-                paths.append(path)
-            parts.append(model.encode_video(paths))
+            rows = videos[start : start + VIDEOS]
+            paths = _files(rows["video"], Path(folder) / "video")
+            sounds = _files(rows["audio"], Path(folder) / "audio") if with_audio else None
+            parts.append(model.encode_video(paths, sounds))
     return VideoFeatures.cat(parts)
+
+
+def _files(stored: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Return the paths of stored files; those stored as bytes are written to the folder."""
+    folder.mkdir()
+    paths = []
+    for number, file in enumerate(stored):
+        path = Path(file["path"] or "")
+        if file["bytes"] is not None:
+            path = folder / f"{number}{path.suffix}"
+            path.write_bytes(file["bytes"])
+        paths.append(path)
+    return paths
+
+
+def _uses_audio(model: Model) -> bool:
+    return getattr(model.module, "audio_encoder", None) is not None

@@ -97,10 +97,13 @@ class Scorer:
         self.reading = (self.module.frames, self.preparation, self.sampling, sound)
         """Options of `read`. Scorers with equal ones can share a clip."""
 
-    def read(self, path: Path, prepare: FrameTransform | None = None) -> Clip:
-        """Decode a video as in training; `prepare` replaces the encoder's own preparation of a frame."""
+    def read(self, path: Path, prepare: FrameTransform | None = None, audio: Path | None = None) -> Clip:
+        """Decode a video as in training.
+
+        `prepare` replaces the encoder's own preparation of a frame, and `audio` the file from which audio is read.
+        """
         clip = read_clip(path, self.module.frames, prepare or self.preparation, self.sampling)
-        media = clip_media(clip, path, None, self.audio, is_square=self.preparation.is_square)
+        media = clip_media(clip, audio or path, None, self.audio, is_square=self.preparation.is_square)
         return Clip(media, clip.timestamps, clip.duration)
 
     def still(self, image: Image.Image) -> Clip:
