@@ -246,7 +246,7 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_refused(benchmark, claims):
     for rate in claims.RATES:
         plan.found[runner.key(trial.job(arm, 0, 0, rate, plan.size))] = record(rate)
     refused = plan.described(trial)["refused"]
-    assert refused == 'the best rate of "X-Pool" at 0, 0.3, is at the edge of the grid'
+    assert refused == 'the best rate of "X-Pool" at 0, 1, is at the edge of the grid'
 
 
 def test_of_equal_rates_the_middle_one_is_chosen(benchmark, claims):
