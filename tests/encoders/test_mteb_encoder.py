@@ -172,6 +172,11 @@ def test_models_without_video_weights_or_trust_are_refused_before_they_are_loade
         ({"model": str(tmp_path / "none"), "wrapper": WRAPPERS["xclip"]}, MissingWeightsError, "does not exist"),
         ({"model": folders["xclip"], "wrapper": "nowhere.Wrapper"}, UserError, "cannot be imported"),
         ({"model": folders["xclip"], "wrapper": WRAPPERS["xclip"], "task": "Nothing"}, UserError, "no task Nothing"),
+        (
+            {"model": folders["xclip"], "wrapper": WRAPPERS["xclip"], "options": {"num_frames": 16}},
+            UserError,
+            "cannot encode a text and a video",
+        ),
     ]
     for options, error, message in cases:
         with pytest.raises(error, match=message):

@@ -69,7 +69,16 @@ class MTEBEncoder(Encoder):
         self.parts = nn.ModuleDict(parts).eval().requires_grad_(False)
         self.task = _task_metadata(task)
         self._used = _FrameCounts()
-        self.dimension = len(self._encode("text", ["a"])[0])
+        gray = DecodedFrames(torch.full((2, 3, 64, 64), 127, dtype=torch.uint8), 1.0)
+        try:
+            text, video = self._encode("text", ["a"]), self._encode("video", [gray])
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{model} cannot encode a text and a video ({type(error).__name__}: {reason}).") from error
+        if text.shape != video.shape or text.dim() != 2:
+            shapes = f"{tuple(text.shape)} and {tuple(video.shape)}"
+            raise UserError(f"{model} returns vectors {shapes} for a text and a video, which cannot be compared.")
+        self.dimension = text.shape[1]
 
     @classmethod
     @override
