@@ -196,7 +196,10 @@ def _write(model: Model, opset: int, folder: Path) -> tuple[dict[str, Any], list
         try:
             _convert(graph, folder / name, opset, any_frames)
         except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).strip().partition("\n")[0][:300]
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the exporter's own message comes last, after advice for its developers
+                cause = cause.__cause__
+            reason = str(cause).strip().partition("\n")[0][:300]
             raise UserError(f"{method.title} cannot be exported: torch cannot trace {name}: {reason}") from error
         sessions[name] = onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
     differences: dict[str, float] = {}
@@ -259,6 +262,11 @@ def _takes_any_frames(method: RetrievalModule, antialias: bool) -> bool:
 def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
     """Write a graph with the axes N of texts, M of videos, and, for any number of frames, F."""
     import onnx_ir
+    from onnxscript import opset18
+
+    def stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+        size = opset18.Gather(opset18.Shape(values), opset18.Constant(value_ints=[dim]))
+        return opset18.TopK(values, size, axis=dim, largest=int(descending), sorted=1)  # ties in their order
 
     names = list(graph.inputs)
     of_text = ["ids", *TEXT]
@@ -281,7 +289,13 @@ def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
             )
             outputs = list(graph.named(graph.inputs))
             made = torch.onnx.export(
-                traced, dynamo=True, opset_version=opset, input_names=names, output_names=outputs, verbose=False
+                traced,
+                dynamo=True,
+                opset_version=opset,
+                input_names=names,
+                output_names=outputs,
+                custom_translation_table={torch.ops.aten.sort.stable: stable_sort},
+                verbose=False,
             )
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
