@@ -1,9 +1,12 @@
 """Models of sentence-transformers that take videos get whole clips, as their authors and the library encode them."""
 
+import json
+
 import pytest
 import torch
 from tiny_video_embedder import save_tiny_embedder
 
+from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import LoRA, SentenceTransformersEncoder
 from tvr_lightning.encoders.video_input import VideoOptions, published_sizes, video_input
@@ -205,3 +208,32 @@ def test_maxsim_of_thousands_of_tokens_is_computed_in_tiles():
     )
     torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(DRLHead(8, MaxSim()).within(0.01)(text, video).similarity, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_every_command_reads_whole_videos(models, msrvtt, tmp_path):
+    options = {"weights": models["one"], "video_options": {"resize": "published", "timestamps": "list"}}
+    encoder = {"class_path": "SentenceTransformersEncoder", "init_args": options}
+    data = {"root": str(msrvtt), "num_workers": 0, "frames": 4, "words": 16, "eval_batch_size": 4, "batch_size": 4}
+    trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1, "limit_train_batches": 1}
+    sampling = {"sampling": "uniform-floor", "train_sampling": None, "augmentation": "none"}
+    content = {"model": {"init_args": {"encoder": encoder}}, "data": {"init_args": data | sampling}, "trainer": trainer}
+    recipe, store = tmp_path / "recipe.yaml", tmp_path / "pixels"
+    recipe.write_text(json.dumps(content))
+    given = [f"--config={recipe}", f"--results.directory={tmp_path / 'runs'}"]
+    assert main(["extract", "--config=zero-shot", given[0], "--parts=pixels", f"--out={store}", "--device=cpu"]) == 0
+    found = []
+    for source in ([], [f"--data.init_args.pixels={store}"]):
+        assert main(["test", "--config=zero-shot", *given, *source]) == 0
+        newest = max((tmp_path / "runs").glob("*/*/results.json"), key=lambda path: path.stat().st_mtime_ns)
+        found.append(json.loads(newest.read_text()))
+    assert found[0]["audit"]["passed"] is True
+    assert found[0]["text_to_video"] == found[1]["text_to_video"]
+    assert main(["fit", "--config=xpool", *given]) == 1  # compares frames
+    lora = ["--model.init_args.tuning=LoRA", "--model.init_args.released_devices=null"]
+    assert main(["fit", "--config=clip4clip", *given, *lora]) == 0
+    (checkpoint,) = (tmp_path / "runs").glob("*/*/checkpoints/last.ckpt")
+    index = str(tmp_path / "index")
+    videos = str(next(msrvtt.rglob("*.mp4")).parent)
+    assert main(["index", videos, "--out", index, "--ckpt_path", str(checkpoint)]) == 0
+    assert main(["search", "a red circle", "--index", index]) == 0
