@@ -73,10 +73,10 @@ def video_input(frames: Tensor, times: Tensor, options: VideoOptions, patch: int
     missing = -len(frames) % together
     frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)]).cpu()
     if options.resize == "published":
-        *first, last = published_sizes(*frames.shape[-2:], len(frames), options, patch)
+        *first, last = published_sizes(frames.shape[2], frames.shape[3], len(frames), options, patch)
         for height, width in first:
             images = [Image.fromarray(frame).resize((width, height)) for frame in frames.permute(0, 2, 3, 1).numpy()]
-            frames = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+            frames = torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2)
         frames = resize(frames, list(last), InterpolationMode.BICUBIC, antialias=True)
     seconds = times.tolist() + times[-1:].tolist() * missing
     span = seconds[-1] - seconds[0]
