@@ -176,10 +176,13 @@ class CrossEncoderReranker(Reranker):
             "total_num_frames": int(clip.duration * TICKS),
             "duration": clip.duration,
         }
+        # Qwen3-VL's authors limit the pixels of a frame, which transformers will also do by default.
+        capped = hasattr(getattr(self._model.processor, "video_processor", None), "cap_pixels_per_frame")
+        published = {"cap_pixels_per_frame": True} if capped else {}
         scores: list[float] = []
         for start in range(0, len(captions), self.batch_size):
             pairs = [(caption, {"video": frames}) for caption in captions[start : start + self.batch_size]]
-            options = {"video": {"do_sample_frames": False, "video_metadata": [described] * len(pairs)}}
+            options = {"video": {"do_sample_frames": False, "video_metadata": [described] * len(pairs), **published}}
             scores += self._model.predict(
                 pairs, prompt=self.instruction, batch_size=self.batch_size, processing_kwargs=options
             ).tolist()
