@@ -13,7 +13,6 @@ from tvr_lightning.methods.gaid.model import GAIDHead, pair_weights
 from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, NoFusion, NoPerturbation
 from tvr_lightning.methods.tmass import score_as_released
 from tvr_lightning.methods.xpool import XPoolOptions
-from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.training.losses import info_nce
 
 N, F, D = 4, 4, 32
@@ -56,7 +55,7 @@ def fused_frames(made, sentence, frames, audio, mask):
 
 def pooled(made, sentence, frames, mask):
     """Return z (D,) of one video under one text; tests/pairwise compare the attention with that of torch."""
-    queries = DensePairVectors.from_texts(made.attention.queries(sentence.view(1, 1, D)), videos=1)
+    queries = made.attention.queries(sentence.view(1, 1, D))
     return made.attention(queries, frames[mask].unsqueeze(0)).materialize().flatten()
 
 

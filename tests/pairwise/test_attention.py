@@ -15,7 +15,7 @@ def attention(**options):
 
 
 def conditioned(block, form, text, frames, mask=None):
-    return block(form.from_texts(block.queries(text), videos=len(frames)), frames, mask).materialize()
+    return block(block.queries(text), frames, mask, form).materialize()
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ def test_blended_frames_match_those_of_one_text_at_a_time(parts, form, masked, d
     mask = mask if masked else None
     queries = block.queries(text)
     fused = frames + (gate.dense() if dense else gate) * difference
-    made, cosines = block(form.from_texts(queries, videos=M), fused, mask).materialize(), fused.cosine(text[:, 0])
+    made, cosines = block(queries, fused, mask, form).materialize(), fused.cosine(text[:, 0])
     for i in range(N):
         own = frames + gate.values[:, :, i : i + 1] * difference
-        alone = block(DensePairVectors.from_texts(queries[i : i + 1], videos=M), own, mask).materialize()
+        alone = block(queries[i : i + 1], own, mask).materialize()
         torch.testing.assert_close(made[i : i + 1], alone)
         torch.testing.assert_close(cosines[:, i], torch.cosine_similarity(own, text[i], dim=-1))
         torch.testing.assert_close(PlainFrames(own).cosine(text[i])[:, 0], cosines[:, i])
@@ -43,11 +43,11 @@ def test_blended_frames_match_those_of_one_text_at_a_time(parts, form, masked, d
 def test_every_operation_gives_the_same_result_for_dense_frames(parts):
     _, text, frames, difference, gate, _ = parts
     norm, layer = moved(nn.LayerNorm(D).double(), 0.3), nn.Linear(D, D).double()
-    queries, weights = PairVectors.from_texts(text, videos=M), torch.randn(M, 2 * F, N, 1, dtype=torch.double)
+    weights = torch.randn(M, 2 * F, N, 1, dtype=torch.double)
     found = []
     for one in (gate, gate.dense()):
         fused = (frames + one * difference).layer_norm(norm).linear(layer).per_head(2)
-        found.append((fused.dot(queries), fused.mix(weights, PairVectors).materialize()))
+        found.append((fused.dot(text), fused.mix(weights, PairVectors).materialize()))
     close(*found)
 
 
@@ -56,7 +56,6 @@ def test_gradients_agree_between_the_forms(parts):
     leaves = [x.clone().requires_grad_() for x in (text, frames, difference, gate.values)]
     found = []
     for form in FORMS:
-        queries = form.from_texts(block.queries(leaves[0]), videos=M)
-        z = block(queries, leaves[1] + PairGate(leaves[3]) * leaves[2], mask).unit()
+        z = block(block.queries(leaves[0]), leaves[1] + PairGate(leaves[3]) * leaves[2], mask, form).unit()
         found.append(torch.autograd.grad(z.dot(leaves[0]).tanh().sum(), [*leaves, *block.parameters()]))
     close(*found, rtol=1e-8, atol=1e-10)

@@ -69,8 +69,6 @@ EXPRESSIONS = {
     "scaled": lambda form, p: tail(form, p).scale(p["factor"]).linear(p["linear"]),
     "scaled lifted": lambda form, p: form.from_texts(p["words"], videos=M).scale(p["factor"]),
     "unit": lambda form, p: tail(form, p).unit(),
-    "pooled": lambda form, p: tail(form, p).pool(p["factor"]),
-    "pooled then normed": lambda form, p: tail(form, p).pool(p["factor"]).layer_norm(p["norm"]),
     "selected": lambda form, p: tail(form, p).select(1, 4),
     "selected lifted": lambda form, p: form.from_texts(p["words"], videos=M).select(2, 6),
     "selected sum": lambda form, p: (tail(form, p) + gap(form, p)).select(0, 1),
@@ -85,8 +83,8 @@ EXPRESSIONS = {
 def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradients, loops, monkeypatch):
     monkeypatch.setattr(tiles, "FAST_LOOPS", loops)
     monkeypatch.setattr(tiles, "TILE", 2 * parts["frames"].shape[-1])  # several tiles
-    words, frames, bare = parts["words"], parts["frames"], parts["bare"]
-    common, own = frames[0], frames.mean(1)
+    words, frames = parts["words"], parts["frames"]
+    own = frames.mean(1)
     with torch.set_grad_enabled(gradients):  # without gradients, buffers are used again
         fast, dense = (EXPRESSIONS[name](form, parts) for form in FORMS)
         more = [[kind(form, parts) for form in FORMS] for kind in (gap, tail, EXPRESSIONS["videos"])]
@@ -101,12 +99,10 @@ def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradie
             lambda x: x.dot(words[:, :1]),
             lambda x: x.dot_frames(frames),
             lambda x: x.norm(),
-            lambda x: x.dot_shared(common),
             lambda x: x.logits(frames, parts["linear"], parts["other"], "video"),
             lambda x: x.logits(words, parts["linear"], parts["other"], "text"),
         ):
             agree(verb)
-        agree(lambda x: x.dot_frames(frames, bare.weight), lambda x: x.dot_frames(bare(frames)))
         each, whole = (own[:, None] + words.sum(1)).unsqueeze(2), dense.materialize().transpose(0, 1)
         for vectors in (fast, dense):
             cosine = vectors.cosine_each(lambda videos, texts: own[videos, None] + words[texts].sum(1), own.shape[-1])
@@ -130,8 +126,6 @@ def test_layers_and_products_match_those_of_torch(parts):
     torch.testing.assert_close(
         vectors.dot_frames(parts["frames"]), torch.einsum("nmqd,mfd->mfnq", whole, parts["frames"])
     )
-    common = torch.randn(2, whole.shape[-1], dtype=whole.dtype)
-    torch.testing.assert_close(vectors.dot_shared(common), torch.einsum("nmqd,sd->msnq", whole, common))
     torch.testing.assert_close(vectors.norm(), whole.norm(dim=-1).transpose(0, 1))
     torch.testing.assert_close(vectors.unit().norm(), torch.ones(M, N, W, dtype=torch.double))
 

@@ -38,7 +38,7 @@ from tvr_lightning.layers.stochastic import (
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import Query, XPoolHead, XPoolOptions
 from tvr_lightning.option_types import Options, SupportWeight, variant
-from tvr_lightning.pairwise import DensePairVectors, PairFrames, PlainFrames
+from tvr_lightning.pairwise import PairFrames, PlainFrames
 from tvr_lightning.training.losses import info_nce
 
 
@@ -157,7 +157,7 @@ def score_as_released(
         elif head.radius is not None:
             std = head.std(frames.cosine(query.sentence), video.frame_mask.unsqueeze(1))
             sentence = head.perturbed(sentence, std)
-        alone = DensePairVectors(videos.own.queries.unsqueeze(1))  # (M, 1, 1, D): one text per video
+        alone = videos.own.queries.unsqueeze(1)  # (M, 1, 1, D): one text per video
         pooled = head.attention(alone, frames, video.frame_mask).materialize()[0, :, 0]
         return Scores((unit(sentence) * unit(pooled).unsqueeze(1)).sum(-1).T)
 

@@ -70,8 +70,7 @@ class XPoolHead(PairHead):
 
     def pooled(self, query: Query, video: VideoFeatures, frames: Tensor | PairFrames | None = None) -> Pairwise:
         """Return the pooled video z of every pair, in one slot; `frames` replace the video's own."""
-        queries = self.of_texts(query.queries, len(video))
-        return self.attention(queries, video.frames if frames is None else frames, video.frame_mask)
+        return self.attention(query.queries, video.frames if frames is None else frames, video.frame_mask, self.form)
 
     @override
     def score(self, text: Query, video: VideoFeatures, *given: Any) -> Scores:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tvr_lightning.errors import UserError
 from tvr_lightning.pairwise.base import Pairwise
 from tvr_lightning.pairwise.blended_frames import PairFrames, PlainFrames
+from tvr_lightning.pairwise.dense import DensePairVectors
 
 
 class TextConditionedAttention(nn.Module):
@@ -63,25 +64,32 @@ class TextConditionedAttention(nn.Module):
         """Return the queries W_Q LN1(text) for text vectors (N, Q, D), in the same shape (Eqs. 2, 8)."""
         return PlainFrames(text).layer_norm(self.layer_norm1).linear(*self._layers("q_proj")).frames
 
-    def forward(self, queries: Pairwise, frames: Tensor | PairFrames, frame_mask: Tensor | None = None) -> Pairwise:
-        """Return z of every pair and query slot, in the form of `queries`.
+    def forward(
+        self,
+        queries: Tensor,
+        frames: Tensor | PairFrames,
+        frame_mask: Tensor | None = None,
+        form: type[Pairwise] = DensePairVectors,
+    ) -> Pairwise:
+        """Return z of every pair and query slot.
 
         Args:
-            queries: Pair vectors of the queries, such as `from_texts(self.queries(text), videos=M)`.
+            queries: Queries of the texts, (N, Q, D), or (M, N, Q, D) if they differ between videos.
             frames: Frame vectors (M, F, D), or frames of every pair.
             frame_mask: Mask (M, F), True for frames. Without it, padded frames are also attended to, as in TC-MGC's
                 released code. A video without frames has uniform attention.
+            form: Form of the result, if possible.
         """
         context = self._context(frames)
         weights = self._weights(queries, context, frame_mask)
         if self.heads == 1:  # W_O can be applied to the values, because the weights add up to 1
-            return self._read(context.linear(*self._layers("v_proj", "out_proj")).mix(weights, type(queries)))
-        mixed = context.linear(*self._layers("v_proj")).per_head(self.heads).mix(weights, type(queries))
+            return self._read(context.linear(*self._layers("v_proj", "out_proj")).mix(weights, form))
+        mixed = context.linear(*self._layers("v_proj")).per_head(self.heads).mix(weights, form)
         for layer in self._layers("out_proj"):
             mixed = mixed.linear(layer)
         return self._read(mixed)
 
-    def frame_weights(self, queries: Pairwise, frames: Tensor, frame_mask: Tensor | None = None) -> Tensor:
+    def frame_weights(self, queries: Tensor, frames: Tensor, frame_mask: Tensor | None = None) -> Tensor:
         """Return the attention weights of every pair on the frames, (M, heads F, N, Q); arguments as in `forward`."""
         return self._weights(queries, self._context(frames), frame_mask)
 
@@ -94,7 +102,7 @@ class TextConditionedAttention(nn.Module):
     def _context(self, frames: Tensor | PairFrames) -> PairFrames:
         return (PlainFrames(frames) if isinstance(frames, Tensor) else frames).layer_norm(self.layer_norm1)
 
-    def _weights(self, queries: Pairwise, context: PairFrames, frame_mask: Tensor | None) -> Tensor:
+    def _weights(self, queries: Tensor, context: PairFrames, frame_mask: Tensor | None) -> Tensor:
         """Return the attention weights (M, heads F, N, Q) over the frames; the weights of each head add up to 1."""
         if self.heads == 1:
             products = context.dot(queries, *self._layers("k_proj"))

@@ -145,10 +145,6 @@ class Pairwise(ABC):
         """Return every vector times its factor in `factor` (M, N, Q)."""
 
     @abstractmethod
-    def pool(self: P, weights: Tensor) -> P:
-        """Return the sum over the slots weighted by `weights` (M, N, Q), as vectors with one slot."""
-
-    @abstractmethod
     def select(self: P, start: int, stop: int) -> P:
         """Return the slots from `start` to before `stop`."""
 
@@ -165,28 +161,16 @@ class Pairwise(ABC):
         return [self.dot(each) for each in vectors]
 
     @abstractmethod
-    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return inner products with F vectors of the same video, after an optional matrix.
-
-        Args:
-            vectors: Vectors (M, F, D).
-            weight: Matrix (D, D) for these vectors, which may be applied to the other side if that has fewer vectors.
-
-        Returns:
-            Products x[j, i, q] . weight vectors[j, f], (M, F, N, Q).
-        """
-
-    @abstractmethod
-    def dot_shared(self, vectors: Tensor) -> Tensor:
-        """Return inner products with S vectors shared by all pairs: `vectors` (S, D) to (M, S, N, Q)."""
+    def dot_frames(self, vectors: Tensor) -> Tensor:
+        """Return inner products with F vectors of the same video: `vectors` (M, F, D) to (M, F, N, Q)."""
 
     @abstractmethod
     def inner(self: P, other: P) -> Tensor:
         """Return inner products (M, N, Q) with the vectors of the same pair in `other`."""
 
-    @abstractmethod
     def materialize(self) -> Tensor:
         """Return the vectors (N, M, Q, D)."""
+        return self.dense().vectors.transpose(0, 1)
 
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
@@ -194,12 +178,18 @@ class Pairwise(ABC):
         """Return query(x[j, i, q]) . key(vectors[j or i, k]) as (M, K, N, Q), for `vectors` (M, K, D) or (N, K, D)."""
         vectors = at_least_float32(vectors)
         keys = F.linear(vectors, *parameters_like(key, vectors))
+        if self._stored() < keys.shape[:2].numel():
+            return self.linear(query)._along(keys, side)
         weight, bias = parameters_like(query, keys)
         return self._along(keys @ weight, side) + _of_side((keys @ bias).unsqueeze(-1), side)
 
     def _along(self, vectors: Tensor, side: Literal["video", "text"]) -> Tensor:
         """Return products (M, K, N, Q) with `vectors` (M, K, D) of the same video, or (N, K, D) of the same text."""
         return self.dot_frames(vectors) if side == "video" else self.dot(vectors).transpose(1, 2)
+
+    def _stored(self) -> int:
+        """Return the number of vectors that a linear layer is applied to."""
+        return self.videos * self.texts * self.slots
 
     def norm(self) -> Tensor:
         """Return the Euclidean lengths (M, N, Q)."""

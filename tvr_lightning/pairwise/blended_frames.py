@@ -19,6 +19,7 @@ from typing_extensions import override
 from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.pairwise.base import Pairwise, chained, parameters_like, total
 from tvr_lightning.pairwise.dense import DensePairVectors
+from tvr_lightning.pairwise.tiles import loops_are_fast
 
 Self = TypeVar("Self", bound="PairFrames")
 
@@ -38,9 +39,26 @@ class PairFrames(ABC):
     def per_head(self: Self, heads: int) -> Self:
         """Return the frames once per head, one head after another, with zeros outside the head's columns."""
 
+    def dot(self, queries: Tensor, layer: nn.Linear | None = None) -> Tensor:
+        """Return inner products (M, F, N, Q) of frames, or of `layer` of frames, with queries of the texts.
+
+        `queries` are vectors (N, Q, D), or (M, N, Q, D) if they differ between videos.
+        """
+        if layer is None:
+            return self._dot(queries)
+        if not loops_are_fast(queries.device) or queries.shape[:-1].numel() >= self.vectors:
+            return self.linear(layer)._dot(queries)
+        weight, bias = parameters_like(layer, queries)
+        return self._dot(queries @ weight) + (queries @ bias).unsqueeze(-3)
+
+    @property
     @abstractmethod
-    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        """Return inner products (M, F, N, Q) of frames, or of `layer` of frames, with the queries of the same pair."""
+    def vectors(self) -> int:
+        """Return the number of vectors in memory."""
+
+    @abstractmethod
+    def _dot(self, queries: Tensor) -> Tensor:
+        """Return the products with queries as in `dot`."""
 
     @abstractmethod
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
@@ -69,11 +87,14 @@ class PlainFrames(PairFrames):
     def per_head(self, heads: int) -> PlainFrames:
         return PlainFrames(_once_per_head(self.frames, heads))
 
+    @property
     @override
-    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        if layer is None:
-            return queries.dot_frames(self.frames)
-        return queries.dot_frames(self.frames, layer.weight) + queries.dot_shared(layer.bias[None])
+    def vectors(self) -> int:
+        return self.frames.shape[:-1].numel()
+
+    @override
+    def _dot(self, queries: Tensor) -> Tensor:
+        return (self.frames @ queries.flatten(-3, -2).mT).unflatten(2, queries.shape[-3:-1])
 
     @override
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
@@ -124,17 +145,17 @@ class BlendedFrames(PairFrames):
         parts = [(c if c is None else c.repeat(1, heads, 1), _once_per_head(basis, heads)) for c, basis in self.parts]
         return BlendedFrames(parts, None if self.offset is None else _once_per_head(self.offset, heads))
 
+    @property
     @override
-    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        weight = None if layer is None else layer.weight
-        products = total(_times(c, queries.dot_frames(basis, weight)) for c, basis in self.parts)
-        offset = self.offset
-        if layer is not None:
-            matrix, bias = parameters_like(layer, products)
-            offset = bias[None] if offset is None else F.linear(offset, matrix, bias)
-        if offset is None:
+    def vectors(self) -> int:
+        return sum(basis.shape[:-1].numel() for _, basis in self.parts)
+
+    @override
+    def _dot(self, queries: Tensor) -> Tensor:
+        products = total(_times(c, PlainFrames(basis)._dot(queries)) for c, basis in self.parts)
+        if self.offset is None:
             return products
-        common = queries.dot_shared(offset)  # (M, H, N, Q)
+        common = PlainFrames(self.offset[None])._dot(queries)  # (1 or M, H, N, Q)
         return products + common.repeat_interleave(products.shape[1] // common.shape[1], dim=1)
 
     @override
@@ -174,10 +195,14 @@ class DenseFrames(PairFrames):
     def per_head(self, heads: int) -> DenseFrames:
         return DenseFrames(_once_per_head(self.frames, heads))
 
+    @property
     @override
-    def dot(self, queries: Pairwise, layer: nn.Linear | None = None) -> Tensor:
-        frames = self.frames if layer is None else self.linear(layer).frames
-        return torch.einsum("nmqd,mnfd->mfnq", queries.materialize(), frames)
+    def vectors(self) -> int:
+        return self.frames.shape[:-1].numel()
+
+    @override
+    def _dot(self, queries: Tensor) -> Tensor:
+        return (self.frames @ queries.mT).transpose(1, 2)
 
     @override
     def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:

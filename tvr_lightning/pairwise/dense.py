@@ -68,7 +68,7 @@ class DensePairVectors(Pairwise):
         if not probability:
             return self
         mask, scale = dropout_mask(self.vectors.shape, probability, self.vectors.device)
-        return DensePairVectors(self.vectors * scale * mask)
+        return DensePairVectors(self.vectors * (mask.to(self.vectors.dtype) * scale))
 
     @override
     def __add__(self, other: Pairwise) -> DensePairVectors:
@@ -91,10 +91,6 @@ class DensePairVectors(Pairwise):
         return DensePairVectors(self._vectors, factor if self._factor is None else self._factor * factor)
 
     @override
-    def pool(self, weights: Tensor) -> DensePairVectors:
-        return DensePairVectors(weights.unsqueeze(-2) @ self.vectors)
-
-    @override
     def select(self, start: int, stop: int) -> DensePairVectors:
         factor = None if self._factor is None else self._factor[:, :, start:stop]
         return DensePairVectors(self._vectors[:, :, start:stop], factor)
@@ -110,15 +106,9 @@ class DensePairVectors(Pairwise):
         return products if self._factor is None else products * self._factor.unsqueeze(2)
 
     @override
-    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+    def dot_frames(self, vectors: Tensor) -> Tensor:
         flat = self.vectors.flatten(1, 2).transpose(1, 2)
-        vectors = vectors.to(flat.dtype)
-        vectors = vectors if weight is None else F.linear(vectors, weight.to(flat.dtype))
-        return (vectors @ flat).unflatten(2, (self.texts, self.slots))
-
-    @override
-    def dot_shared(self, vectors: Tensor) -> Tensor:
-        return (self.vectors @ vectors.to(self.vectors.dtype).T).movedim(-1, 1)
+        return (vectors.to(flat.dtype) @ flat).unflatten(2, (self.texts, self.slots))
 
     def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
         return lambda videos, texts, vectors: (self.vectors[videos, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
@@ -128,7 +118,3 @@ class DensePairVectors(Pairwise):
         if isinstance(other, DensePairVectors):
             return (self.vectors * other.vectors).sum(-1)
         return other.inner(self)
-
-    @override
-    def materialize(self) -> Tensor:
-        return self.vectors.transpose(0, 1)

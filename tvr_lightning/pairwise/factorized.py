@@ -154,12 +154,6 @@ class PairVectors(Pairwise):
         return PairVectors(self.shape, BasisTerms(video, text, common))
 
     @override
-    def pool(self, weights: Tensor) -> PairVectors:
-        scaled = self.scale(weights)
-        terms = scaled.terms.map(lambda side: BasisTerm(self._full(side).sum(-1, keepdim=True), side.basis))
-        return PairVectors((self.videos, self.texts, 1), terms)
-
-    @override
     def select(self, start: int, stop: int) -> PairVectors:
 
         def chosen(side: BasisTerm) -> BasisTerm:
@@ -224,15 +218,8 @@ class PairVectors(Pairwise):
         return _products_by_video(products, self._raw(video), video.factor, theirs)
 
     @override
-    def dot_frames(self, vectors: Tensor, weight: Tensor | None = None) -> Tensor:
+    def dot_frames(self, vectors: Tensor) -> Tensor:
         vectors = vectors.to(self._dtype)
-        if weight is not None and self._basis_vectors() < vectors.shape[0] * vectors.shape[1]:
-            matrix = weight.to(self._dtype)
-            terms = self.terms.map(lambda side: side.mapped(lambda basis: basis @ matrix))
-            pulled_back = PairVectors(self.shape, terms, None if self.offset is None else self.offset @ matrix)
-            return pulled_back.dot_frames(vectors)
-        if weight is not None:
-            vectors = F.linear(vectors, weight.to(self._dtype))
         video, text, shared = self.terms
         found: list[tuple[Tensor, Tensor | None]] = []
         if text is not None:
@@ -255,39 +242,6 @@ class PairVectors(Pairwise):
         if self.offset is not None:
             values.append((vectors @ self.offset)[..., None, None])
         return total(values).expand(self.videos, vectors.shape[1], self.texts, self.slots)
-
-    @override
-    def logits(
-        self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
-    ) -> Tensor:
-        vectors = vectors.to(self._dtype)
-        if self._basis_vectors() >= vectors.shape[0] * vectors.shape[1]:
-            return super().logits(vectors, query, key, side)
-        asked, bias = self.linear(query), key.bias.to(self._dtype)
-        if side == "text":
-            return asked._along(F.linear(vectors, key.weight.to(self._dtype), bias), side)
-        return asked.dot_frames(vectors, key.weight) + asked.dot_shared(bias[None])
-
-    @override
-    def dot_shared(self, vectors: Tensor) -> Tensor:
-        vectors = vectors.to(self._dtype)
-        values = []
-        for side, kind in self._all_terms():
-            if kind == "text":
-                products = F.linear(vectors, side.basis.flatten(0, 1)).view(len(vectors), *side.basis.shape[:2])
-                if side.coefficients is None:
-                    value = products.unsqueeze(0)  # (1, S, N, L)
-                else:
-                    value = torch.einsum("snl,mlnq->msnq", products, side.coefficients)
-            else:
-                products = vectors @ side.basis.transpose(-1, -2)  # (M, S, K), or (S, K)
-                products = products.expand(self.videos, -1, -1)
-                if side.coefficients is None:
-                    value = products.unsqueeze(2)
-                else:
-                    value = (products @ side.coefficients.flatten(2)).unflatten(2, side.coefficients.shape[2:])
-            values.append(value if side.factor is None else value * side.factor.unsqueeze(1))
-        return total(values).expand(self.videos, len(vectors), self.texts, self.slots)
 
     def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
         text, summed = self.terms.text, None if self._only_texts else self._summed()
@@ -362,16 +316,12 @@ class PairVectors(Pairwise):
             return products[:, 0] if second.single else products[..., 0].permute(0, 2, 1)
         return _weighted(products, second.coefficients)
 
-    @override
-    def materialize(self) -> Tensor:
-        return self.dense().materialize()
-
     @property
     def _dtype(self) -> torch.dtype:
         return self._like.dtype
 
-    def _basis_vectors(self) -> int:
-        """Return the number of basis vectors, and of the offset."""
+    @override
+    def _stored(self) -> int:
         counts = [side.vectors.shape[:-1].numel() for side in self.terms if side is not None]
         return sum(counts) + (self.offset is not None)
 

@@ -58,8 +58,13 @@ def info_nce(
     for matrix in (logits, columns):
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise UserError(f"InfoNCE over rows and columns needs square logits, got {tuple(matrix.shape)}")
-    both = row_cross_entropy(logits, weight) + row_cross_entropy(columns.T, weight)
-    return both / 2 if reduction == "mean" else both
+    pairs = len(logits)
+    if weight is not None:
+        both = row_cross_entropy(logits, weight) + row_cross_entropy(columns.T, weight)
+        return both / 2 if reduction == "mean" else both
+    target = torch.arange(2 * pairs, device=logits.device) % pairs
+    mean = F.cross_entropy(torch.cat([logits, columns.T]), target)  # one operation for both directions
+    return mean if reduction == "mean" else 2 * mean
 
 
 def local_info_nce(rows: Tensor, columns: Tensor, first: int) -> Tensor:

@@ -11,7 +11,6 @@ from tvr_lightning.layers.aggregation import ISA
 from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.methods.gare.options import Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, TCMGCOptions
-from tvr_lightning.pairwise import DensePairVectors
 
 
 def encoded(case, **options):
@@ -54,7 +53,7 @@ def compute_tcmgc(case):
     terms = module.losses(pairs)
     attention = module.head.attention
     queries = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
-    conditioned = attention(DensePairVectors.from_texts(queries, videos=len(video)), video.frames).materialize()
+    conditioned = attention(queries, video.frames).materialize()
     found = {
         "sentence_conditioned_video": conditioned[:, :, 0],  # (N, M, D)
         "word_conditioned_frames": conditioned[:, :, 1:].transpose(1, 2),  # (N, W, M, D)

@@ -143,7 +143,7 @@ class TCMGCHead(PairHead):
         # The frame mask and W_Q, W_K, W_V and W_O are commented out there.
         # https://github.com/JingXiaolun/TC-MGC/blob/c1575747c0a6f62b82c033c105d8d87c53066f2a/modules/module_xpool.py#L36-L74
         frame_mask = video.frame_mask if self.options.mask_frames else None
-        conditioned = self.attention(self.of_texts(text.queries, len(video)), video.frames, frame_mask).unit()
+        conditioned = self.attention(text.queries, video.frames, frame_mask, self.form).unit()
         return conditioned.divided(1)
 
     def padding(self, text: TCMGCText, video: VideoFeatures) -> tuple[Tensor | None, Tensor | None]:

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
@@ -78,7 +77,7 @@ def measure_attention(encoded: EncodedSplit) -> dict[str, Any]:
         text, video = encoded.texts[[text_row]], encoded.videos[[video_row]]
         queries = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
         mask = video.frame_mask if method.options.mask_frames else None
-        found = attention.frame_weights(DensePairVectors.from_texts(queries, videos=1), video.frames, mask)
+        found = attention.frame_weights(queries, video.frames, mask)
         weights.append(found[0, :, 0].unflatten(0, (attention.heads, -1)).mean(0).T)  # (1 + W, F)
         count = text.words.shape[1]
         pieces = [f"word {place}" for place in range(1, count + 1)]
