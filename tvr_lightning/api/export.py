@@ -265,7 +265,8 @@ def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
     from onnxscript import opset18
 
     def stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-        size = opset18.Gather(opset18.Shape(values), opset18.Constant(value_ints=[dim]))
+        position: Any = opset18.Constant(value_ints=[dim])
+        size = opset18.Gather(opset18.Shape(values), position)
         return opset18.TopK(values, size, axis=dim, largest=int(descending), sorted=1)  # ties in their order
 
     names = list(graph.inputs)

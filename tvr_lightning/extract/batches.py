@@ -26,7 +26,7 @@ from tvr_lightning.store import Part
 class PartBatch(FeatureBatch):
     """Part of K videos: values (K, ...) or a list of K tensors, mask (K, F), and times (K, F) of a list of pixels."""
 
-    values: Tensor | list[Tensor]
+    values: Tensor | list[Any]
     mask: Tensor
     times: Tensor | None = None
 

@@ -60,7 +60,7 @@ def sample_frames(
         return _shorten(_on_screen(elapsed, np.arange(start, end - _EPSILON, 1.0)), frames, sampling)
     if sampling == "segment-random" and generator is None:
         raise UserError("frame sampling 'segment-random' needs a random generator")
-    first, last = _on_screen(elapsed, np.array([start, end - 2 * _EPSILON])).tolist()
+    first, last = map(int, _on_screen(elapsed, np.array([start, end - 2 * _EPSILON])))
     count = last - first + 1
     if sampling in ("uniform-floor", "uniform-round", "one-fps-even"):
         return first + _spread(count, end - start, frames, sampling)

@@ -185,7 +185,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
     def _nearest(self, folder: str | None, vector: Tensor, count: int, top: int, like: Example | None) -> list[SpanRow]:
         """Return `count` segments nearest to a vector, or more until they belong to `top` videos."""
         while True:
-            rows = self.table.nearest(vector, count, folder, like and like.video)
+            rows = self.table.nearest(vector, count, folder, None if like is None else like.video)
             if len(rows) < count or len({row.video.id for row in rows}) >= min(top, len(rows)):
                 return rows
             count *= 4

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +142,8 @@ def read_whole(path: Path, models: dict[str, Scorer]) -> SegmentClips:
     clips = _read_clips(models, lambda model: model.read(path, prepare if model is first else None))
     media, times = clips[name].media, clips[name].times
     mask = media.frame_mask[0]
-    pixels = media.pixels[0][: int(mask.sum())].permute(0, 2, 3, 1).numpy()
+    frames: Any = media.pixels[0]
+    pixels = frames[: int(mask.sum())].permute(0, 2, 3, 1).numpy()
     thumbnails = {time: jpegs[frame.tobytes()] for time, frame in zip(times[mask].tolist(), pixels, strict=True)}
     return SegmentClips(0.0, clips[name].duration, clips, thumbnails, size)
 

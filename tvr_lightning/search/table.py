@@ -267,14 +267,15 @@ class IndexTable:
                 self._open(connection)
                 if any(self.fact(name) != ours[name] for name in ("scorers", "segments")):
                     raise SearchError(f"{self.address} was just created by another process with other options.")
+            table: Any = self._table
             if not rows:
-                self._table.delete(f"id IN ({_texts(gone)})")
+                table.delete(f"id IN ({_texts(gone)})")
                 self._require_whole()
                 return
-            merge = self._table.merge_insert(["id", "place"]).when_matched_update_all().when_not_matched_insert_all()
+            merge = table.merge_insert(["id", "place"]).when_matched_update_all().when_not_matched_insert_all()
             if gone:
                 merge = merge.when_not_matched_by_source_delete(f"id IN ({_texts(gone)})")
-            merge.execute(_table_of(rows, self._table.schema), on_bad_vectors="null")
+            merge.execute(_table_of(rows, table.schema), on_bad_vectors="null")
             self._require_whole()
 
     def _require_whole(self) -> None:
@@ -369,7 +370,8 @@ class IndexTable:
 
     def keys(self) -> list[int]:
         """Return the keys of all segments."""
-        return self._scan(["key"], "reason IS NULL")["key"].to_pylist()
+        keys: list[int] = self._scan(["key"], "reason IS NULL")["key"].to_pylist()
+        return keys
 
     def videos(self) -> list[VideoRow]:
         """Return all videos in the order of their paths."""
