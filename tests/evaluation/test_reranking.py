@@ -148,6 +148,9 @@ def test_scores_that_are_not_numbers_and_files_that_cannot_be_reranked_are_refus
         FunctionReranker("no_module.nowhere")
     with pytest.raises(UserError, match="is not a function"):
         FunctionReranker("os.path")
+    for borrowed in ("tvr_lightning.files.replace_whole", "pickle.dumps"):
+        with pytest.raises(UserError, match="not defined there"):
+            FunctionReranker(borrowed)
     # Checkpoints cannot run a function without trust.
     assert (
         list(named_code({"class_path": "tvr_lightning.FunctionReranker", "init_args": {"function": "os.system"}}))[1]

@@ -68,20 +68,21 @@ class FunctionReranker(Reranker):
     """Function of a caption and a video file that returns a score.
 
     Args:
-        function: the function, or its import path, such as `my_module.my_function`.
+        function: the function, or its import path in your own module, such as `my_module.my_function`.
     """
 
     takes_spans = False
 
     def __init__(self, function: str | Callable[[str, Path], float]) -> None:
         if isinstance(function, str):
-            module, _, name = function.rpartition(".")
+            path, (module, _, name) = function, function.rpartition(".")
             try:
                 function = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError, ValueError) as error:
-                raise UserError(
-                    f"The reranker {function} cannot be imported ({error}). Check its import path."
-                ) from error
+                raise UserError(f"The reranker {path} cannot be imported ({error}). Check its import path.") from error
+            # A file may name functions of this package without trust, and what its modules import can delete files.
+            if callable(function) and (module.startswith("tvr_lightning.") or function.__module__ != module):
+                raise UserError(f"The reranker {path} is not defined there. Name a function of your own module.")
         if not callable(function):
             raise UserError(f"The reranker {function!r} is not a function of a caption and a video file.")
         self.function = function
