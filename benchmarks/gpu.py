@@ -6,6 +6,9 @@ ranks compared with the released code (train_heads.py, pairwise.py, evaluate.py)
 error of TF32. On N devices, it compares the losses of one device, DDP, and FSDP2 over the same steps, and of runs that
 resume with another strategy.
 
+What matters most is measured first, and the page is written after each row. On a GPU, parts that no longer fit into
+`--minutes` are named on the page as not run.
+
 Weights and inputs are random and data is synthetic, so no download is needed. `--device cpu --small` runs everything
 on gloo in a few minutes, to test that it works. These values do not describe a GPU.
 """
@@ -16,12 +19,14 @@ import argparse
 import dataclasses
 import functools
 import gc
+import math
 import platform
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -54,6 +59,8 @@ from tvr_lightning.training.released_optimizers import BertAdam
 HERE = Path(__file__).parent
 COUNTED = 8  # pairs of the batch whose operations are counted
 COMPILED = ("CLIP4Clip", "XPool")
+FIRST = ("CLIP4Clip", "XPool", "DPDV", "TCMGC", "GAID")  # methods that are measured before the others
+Row = dict[str, str]
 STRATEGIES = {
     "one device": ["--trainer.devices=1"],
     "DDP": ["--trainer.strategy=DDPStrategy", "--trainer.strategy.broadcast_buffers=false"],
@@ -106,12 +113,11 @@ def distinct_batch(method: RetrievalModule, args: argparse.Namespace) -> PairBat
     return dataclasses.replace(batch, text=texts, extras={"recover_captions": described})
 
 
-def training(args: argparse.Namespace) -> pd.DataFrame:
-    """Return steps per second, memory, MFU, and waits of every method, in the recipe's precision and in bf16."""
-    rows = []
+def training(args: argparse.Namespace) -> Iterator[Row]:
+    """Yield steps per second, memory, MFU, and waits of every method, in the recipe's precision and in bf16."""
     bf16 = [] if args.small else [f"--config={RECIPES / 'variants' / 'float32.yaml'}"]
     compiled = [*bf16, f"--config={RECIPES / 'hardware' / 'compiled.yaml'}"]
-    for title, recipe in method_recipes(RECIPES).items():
+    for title, recipe in sorted(method_recipes(RECIPES).items(), key=lambda item: item[0] not in FIRST):
         variants = {"recipe": [], "bf16": bf16}
         if title in COMPILED and not args.small:
             variants["bf16, compiled"] = compiled
@@ -120,12 +126,10 @@ def training(args: argparse.Namespace) -> pd.DataFrame:
                 found = training_costs(built(recipe, args, *overrides), precision != "recipe", args)
             except torch.OutOfMemoryError:
                 found = {"steps/s from pixels": "out of memory"}
-            rows.append({"method": title, "precision": precision, **found})
-            print(f"{title}, {precision}: {found['steps/s from pixels']} steps/s", flush=True)
+            yield {"method": title, "precision": precision, **found}
             gc.collect()
             if args.device == "cuda":
                 torch.cuda.empty_cache()
-    return pd.DataFrame(rows).fillna("-")
 
 
 def training_costs(method: RetrievalModule, bf16: bool, args: argparse.Namespace) -> dict[str, str]:
@@ -215,26 +219,25 @@ def fitted(folder: Path, data: Path, strategy: str, args: argparse.Namespace, *m
     return run, log
 
 
-def strategies(args: argparse.Namespace) -> str:
+def strategies(args: argparse.Namespace) -> Iterator[Row]:
     """Compare the losses of all strategies, and of runs that change the strategy, with those of one device."""
-    rows = []
+
+    def row(name: str, losses: pd.Series) -> Row:
+        apart = float((losses / expected.loc[losses.index] - 1).abs().max())
+        heads = (f"{args.devices} devices, float32", "largest relative difference in loss", "steps")
+        return dict(zip(heads, (name, f"{apart:.1e}", str(len(losses))), strict=True))
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         synthesize("msrvtt", folder / "data", 80, 0, progress=False)
         found = {each: fitted(folder / each, folder / "data", each, args) for each in STRATEGIES}
         expected = found["one device"][1]
-        for each, (_, losses) in found.items():
-            rows.append([each, f"{float((losses / expected - 1).abs().max()):.1e}", str(len(losses))])
-            print(f"{each}: {rows[-1][1]}", flush=True)
+        yield from (row(each, losses) for each, (_, losses) in found.items())
         usable = list(STRATEGIES)
         for first, then in zip(usable, [*usable[1:], usable[0]], strict=True):
             saved = found[first][0] / "checkpoints" / "running.ckpt"
             losses = fitted(folder / f"{first}-{then}", folder / "data", then, args, f"--ckpt_path={saved}")[1]
-            apart = float((losses / expected.loc[losses.index] - 1).abs().max())
-            rows.append([f"{first}, resumed under {then}", f"{apart:.1e}", str(len(losses))])
-            print(f"{rows[-1][0]}: {apart:.1e}", flush=True)
-    heads = [f"{args.devices} devices, float32", "largest relative difference in loss", "steps"]
-    return markdown_table(pd.DataFrame(rows, columns=heads))
+            yield row(f"{first}, resumed under {then}", losses)
 
 
 def other_benchmarks(args: argparse.Namespace) -> dict[str, list[str]]:
@@ -244,18 +247,19 @@ def other_benchmarks(args: argparse.Namespace) -> dict[str, list[str]]:
     pairs = ["--dimension", "64", "--words", "12", "--frames", "4", "--repetitions", "1", "--pairs", "8", "--many", "0"]
     ranked = ["--items", "50", "--dimension", "64", "--methods", "CLIP4Clip", "GARE"]
     found = {"Training step of the heads": ["train_heads.py", *device, *(heads if args.small else [])]}
-    for method in ("xpool",) if args.small else ("gare", "tcmgc", "gaid", "xpool"):
+    for method in ("xpool",) if args.small else ("gaid", "tcmgc", "xpool", "gare"):
         found[f"Scoring all pairs: {method}"] = ["pairwise.py", "--method", method, *device, *pairs[: 99 * args.small]]
     found["Ranks and table of 1k-A"] = ["evaluate.py", "methods", *device, *(ranked if args.small else [])]
     return found
 
 
-def output(command: list[str]) -> str:
-    """Run another benchmark, and return its command and its output."""
-    done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], capture_output=True, text=True)
+def output(command: list[str], end: float) -> Iterator[str]:
+    """Run another benchmark until a time, and yield its command and its output."""
+    words, left = [sys.executable, str(HERE / command[0]), *command[1:]], end - time.monotonic()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=None if math.isinf(left) else left)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
-    return f"`python benchmarks/{' '.join(command)}`\n\n{done.stdout.strip()}"
+    yield f"`python benchmarks/{' '.join(command)}`\n\n{done.stdout.strip()}"
 
 
 def launches(step: Callable[[], object], device: str) -> int:
@@ -269,11 +273,10 @@ def launches(step: Callable[[], object], device: str) -> int:
     return sum(event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::") for event in operators)
 
 
-def optimizers(args: argparse.Namespace) -> str:
+def optimizers(args: argparse.Namespace) -> Iterator[Row]:
     """Count the kernels of one step of BertAdam and AdamW for the tensors of a ViT-B/32."""
     width, layers = (8, 2) if args.small else (512, 24)
     shapes = [(width, width), (width,), (3 * width, width), (3 * width,), (width,), (width,)] * 2 * layers
-    rows = []
     for name, make in {
         "BertAdam": lambda tensors: BertAdam(tensors),
         "AdamW, foreach": lambda tensors: torch.optim.AdamW(tensors, foreach=True),
@@ -284,22 +287,35 @@ def optimizers(args: argparse.Namespace) -> str:
             tensor.grad = torch.randn_like(tensor)
         made = make(tensors)
         made.step()  # creates the state
-        rows.append([name, str(len(tensors)), str(launches(made.step, args.device))])
-    return markdown_table(pd.DataFrame(rows, columns=["optimizer", "tensors", "launches"]))
+        yield {"optimizer": name, "tensors": str(len(tensors)), "launches": str(launches(made.step, args.device))}
 
 
-def tf32(args: argparse.Namespace) -> str:
-    """Compare a linear layer of the heads in TF32 with float64, and return its error and its time."""
+def tf32(args: argparse.Namespace) -> Iterator[Row | str]:
+    """Compare a linear layer of the heads in TF32 with float64, and yield its error and its time."""
     if args.device != "cuda":
-        return "A CPU has no TF32."
+        yield "A CPU has no TF32."
+        return
     vectors, matrix = torch.randn(16384, 512, device="cuda"), torch.randn(512, 512, device="cuda") / 512**0.5
-    exact, rows = vectors.double() @ matrix.double(), []
+    exact = vectors.double() @ matrix.double()
     for name, allowed in (("float32", False), ("TF32", True)):
         torch.backends.cuda.matmul.allow_tf32 = allowed
         error = float(((vectors @ matrix).double() - exact).abs().max())
-        rows.append([name, f"{error:.1e}", f"{1e6 * seconds(lambda: vectors @ matrix, args):.0f}"])
+        microseconds = f"{1e6 * seconds(lambda: vectors @ matrix, args):.0f}"
+        yield {"products": name, "largest error": f"{error:.1e}", "microseconds": microseconds}
     torch.backends.cuda.matmul.allow_tf32 = False
-    return markdown_table(pd.DataFrame(rows, columns=["products", "largest error", "microseconds"]))
+
+
+def section(title: str, found: list[Row | str], remark: str) -> str:
+    """Return the Markdown of a part: its texts, or a table of its rows, and what is missing."""
+    rows = [row for row in found if not isinstance(row, str)]
+    table = [markdown_table(pd.DataFrame(rows).fillna("-"))] if rows else []
+    return "\n\n".join([f"## {title}", *(each for each in found if isinstance(each, str)), *table, remark]).rstrip()
+
+
+def write(page: list[str], out: Path | None) -> None:
+    """Write the page, if it has a file."""
+    if out is not None:
+        out.write_text("\n\n".join(page) + "\n")
 
 
 def main() -> int:
@@ -308,8 +324,10 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--devices", type=int, help="number of devices; by default, all GPUs or two CPU processes")
     parser.add_argument("--small", action="store_true", help="small sizes, to test that everything runs")
+    parser.add_argument("--minutes", type=float, help="limit; by default 4.5 on a GPU, and none on a CPU")
     parser.add_argument("--out", type=Path, help="page to write; otherwise it is printed")
     args = parser.parse_args()
+    end = time.monotonic() + 60 * (args.minutes or (4.5 if args.device == "cuda" else math.inf))
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU found. --device cpu --small tests that everything runs.")
     args.devices = args.devices or (torch.cuda.device_count() if args.device == "cuda" else 2)
@@ -319,23 +337,30 @@ def main() -> int:
     page = [f"# Measurements on GPUs\n\n`{command}`, {date.today()}, {machine}, torch {torch.__version__}"]
     if args.device == "cpu":
         page.append("**Run on a CPU with small sizes. This page shows what is measured, not the speed of a GPU.**")
-    parts: dict[str, Callable[[], str]] = {
-        f"Optimizer steps, {args.batch} pairs": lambda: markdown_table(training(args)),
-        **{title: functools.partial(output, command) for title, command in other_benchmarks(args).items()},
+    parts: dict[str, Callable[[], Iterator[Row | str]]] = {
+        f"Optimizer steps, {args.batch} pairs": lambda: training(args),
+        **{title: functools.partial(output, command, end) for title, command in other_benchmarks(args).items()},
         "Kernel launches of an optimizer step": lambda: optimizers(args),
         "TF32 in the products of the heads": lambda: tf32(args),
         "Strategies": lambda: strategies(args),
     }
     failed = False
     for title, part in parts.items():
+        found: list[Row | str] = []
+        page.append(section(title, found, "Not run: the time was over."))
         try:
-            found = part()
+            rows = part()
+            while time.monotonic() < end and (row := next(rows, None)) is not None:
+                found.append(row)
+                print(f"{title}: {row if isinstance(row, str) else ', '.join(row.values())}", flush=True)
+                page[-1] = section(title, found, "The time was over; rows may be missing." * (time.monotonic() > end))
+                write(page, args.out)  # after each row, so that a killed run leaves those that are done
+        except subprocess.TimeoutExpired:
+            pass  # as the page says
         except Exception as error:  # noqa: BLE001  the other parts continue
-            failed, found = True, f"failed: {error}"
-        page.append(f"## {title}\n\n{found}")
-        print(f"{title}: {found.splitlines()[-1]}", flush=True)
-        if args.out is not None:  # after each part, so that a killed run leaves those that are done
-            args.out.write_text("\n\n".join(page) + "\n")
+            failed, page[-1] = True, section(title, found, f"failed: {error}")
+            print(f"{title}: failed: {error}", flush=True)
+        write(page, args.out)
     if args.out is None:
         print("\n\n".join(page))
     return int(failed)
