@@ -204,7 +204,7 @@ def test_lora_of_a_linear_layer_equals_peft():
     mine = torch.nn.ModuleDict({"layer": torch.nn.Linear(12, 20)})
     configuration = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["layer"], init_lora_weights=False)
     theirs = peft.inject_adapter_in_model(configuration, copy.deepcopy(mine))["layer"]
-    change = LowRank(mine["layer"].weight, 1, [0], rank=4, alpha=8.0, dropout=0.0)
+    change = LowRank(mine["layer"].weight, 1, [0], rank=4, alpha=8.0, dropout=0.0, shared=False)
     parametrize.register_parametrization(mine["layer"], "weight", change)
     down, up = theirs.lora_A["default"].weight, theirs.lora_B["default"].weight
     change.load_state_dict({"down": down[None], "up": up[None], "scale": change.scale})

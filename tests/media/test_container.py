@@ -37,6 +37,7 @@ def test_one_module_opens_all_media_files():
     calls = {}
     for path in Path(tvr_lightning.__file__).parent.rglob("*.py"):
         calls[path.name] = [call for call in re.findall(r"av\.open\(.*", path.read_text()) if '"w"' not in call]
+    del calls["onnx_example.py"]  # runs without this package
     assert [name for name, found in calls.items() if found] == ["container.py"]
 
 
