@@ -6,8 +6,8 @@ ranks compared with the released code (train_heads.py, pairwise.py, evaluate.py)
 error of TF32. On N devices, it compares the losses of one device, DDP, and FSDP2 over the same steps, and of runs that
 resume with another strategy.
 
-What matters most is measured first, and the page is written after each row. On a GPU, parts that no longer fit into
-`--minutes` are named on the page as not run.
+The most important parts are measured first, and the page is written after each row. On a GPU, the page lists parts that
+no longer fit into `--minutes` as not run.
 
 Weights and inputs are random and data is synthetic, so no download is needed. `--device cpu --small` runs everything
 on gloo in a few minutes, to test that it works. These values do not describe a GPU.
@@ -306,7 +306,7 @@ def tf32(args: argparse.Namespace) -> Iterator[Row | str]:
 
 
 def section(title: str, found: list[Row | str], remark: str) -> str:
-    """Return the Markdown of a part: its texts, or a table of its rows, and what is missing."""
+    """Return the Markdown of a part: its texts, a table of its rows, and a remark on what is missing."""
     rows = [row for row in found if not isinstance(row, str)]
     table = [markdown_table(pd.DataFrame(rows).fillna("-"))] if rows else []
     return "\n\n".join([f"## {title}", *(each for each in found if isinstance(each, str)), *table, remark]).rstrip()
@@ -324,7 +324,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--devices", type=int, help="number of devices; by default, all GPUs or two CPU processes")
     parser.add_argument("--small", action="store_true", help="small sizes, to test that everything runs")
-    parser.add_argument("--minutes", type=float, help="limit; by default 4.5 on a GPU, and none on a CPU")
+    parser.add_argument("--minutes", type=float, help="time limit; by default 4.5 on a GPU, and none on a CPU")
     parser.add_argument("--out", type=Path, help="page to write; otherwise it is printed")
     args = parser.parse_args()
     end = time.monotonic() + 60 * (args.minutes or (4.5 if args.device == "cuda" else math.inf))
@@ -354,9 +354,9 @@ def main() -> int:
                 found.append(row)
                 print(f"{title}: {row if isinstance(row, str) else ', '.join(row.values())}", flush=True)
                 page[-1] = section(title, found, "The time was over; rows may be missing." * (time.monotonic() > end))
-                write(page, args.out)  # after each row, so that a killed run leaves those that are done
+                write(page, args.out)  # after each row, so that these are kept if the run is killed
         except subprocess.TimeoutExpired:
-            pass  # as the page says
+            pass  # the page already states that it was not run
         except Exception as error:  # noqa: BLE001  the other parts continue
             failed, page[-1] = True, section(title, found, f"failed: {error}")
             print(f"{title}: failed: {error}", flush=True)

@@ -46,7 +46,7 @@ class InMemory:
 
 
 class Table:
-    """The table of an index, with rows that have only a vector."""
+    """Table of an index whose rows contain a vector but no features or thumbnails."""
 
     def __init__(self, folder):
         self.table = IndexTable(Path(folder, "index"), create=True)

@@ -1,4 +1,4 @@
-"""A trained method as ONNX: the encoders of both sides, and the head of methods whose scores need more than vectors."""
+"""Export to ONNX: both encoders of a method, and its head if scores need more than one vector per side."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods.base import RetrievalModule
 
-OLDEST_OPSET, NEWEST_OPSET = 18, 23  # those that torch's exporter writes
+OLDEST_OPSET, NEWEST_OPSET = 18, 23  # range that torch's exporter supports
 TOLERANCE = 1e-4  # relative to the largest value of a tensor if that is above 1
 HEAD = "head.onnx"
 INPUTS = 10  # on which torch and onnxruntime are compared
@@ -82,7 +82,7 @@ def _features(given: Named) -> tuple[TextFeatures, VideoFeatures]:
 
 
 def _without_masks(features: FeatureBatch) -> Named:
-    """Return features by name, without the masks, which encoders return as they are given."""
+    """Return features by name, without the masks, which encoders return unchanged."""
     return {name: value for name, value in vars(features).items() if value is not None and not name.endswith("mask")}
 
 
@@ -95,15 +95,16 @@ def export(
     opset: int = OLDEST_OPSET,
     trust: Sequence[str] = (),
 ) -> list[str]:
-    """Write a method as ONNX to a new folder, and return lines about its files and their differences from torch.
+    """Export a method to ONNX in a new folder, and return lines about its files and their differences from torch.
 
-    `text.onnx` and `video.onnx` are the encoders, LoRA included, in float32. If scores are cosines of a vector per side
-    they return these, otherwise `head.onnx` computes scores of N texts and M videos from their features. The other
-    files are `export.json` (axes, opset, preprocessing), `tokenizer.json`, and `example.py`, which needs no torch.
+    `text.onnx` and `video.onnx` are the encoders in float32, including LoRA. If scores are cosines of one vector per
+    side, the encoders also return these vectors. Otherwise `head.onnx` computes the scores of N texts and M videos from
+    their features. The other files are `export.json` (axes, opset, preprocessing), `tokenizer.json`, and `example.py`,
+    which needs no torch.
 
     Args:
         source: Checkpoint or `hf:user/name`, as for `load`, or an open_clip architecture, as for `zero_shot`.
-        out: Folder to write.
+        out: New folder for the files.
         weights: Weights of the architecture. Default: `openai`.
         frames: Number of frames per video of the architecture. Default: 12.
         opset: Version of ONNX's operators.
@@ -111,7 +112,7 @@ def export(
 
     Raises:
         UserError: `out` exists, a library is missing, the opset is not supported, the method cannot be exported, or
-            onnxruntime computes something else than torch. Nothing is written.
+            the results of onnxruntime differ from those of torch. Nothing is written.
     """
     out = Path(out)
     if out.exists():
@@ -125,7 +126,7 @@ def export(
     if is_architecture:
         model = zero_shot(str(source), weights or "openai", frames or 12, "cpu")
     elif weights is not None or frames is not None:
-        raise UserError(f"{source} is not an open_clip architecture, which weights and frames are for. Omit them.")
+        raise UserError(f"{source} is not an open_clip architecture. Omit weights and frames, which only apply to one.")
     else:
         model = load(source, "cpu", trust)
     method = model.module
@@ -150,7 +151,7 @@ def export(
 
 
 def obstacle(method: RetrievalModule) -> str:
-    """Return the reason why a method cannot be exported, or nothing."""
+    """Return the reason why a method cannot be exported, or an empty string."""
     if not isinstance(method.encoder, OpenClipEncoder):
         return (
             f"{type(method.encoder).__name__} prepares its inputs in Python. Only open_clip's encoders can be exported"
@@ -161,7 +162,7 @@ def obstacle(method: RetrievalModule) -> str:
 
 
 def _settings(model: Model) -> dict[str, Any]:
-    """Return what a client must know to prepare the inputs."""
+    """Return the settings that a client needs to prepare the inputs."""
     method, encoder = model.module, cast(OpenClipEncoder, model.module.encoder)
     return {
         "method": method.title,
@@ -215,7 +216,7 @@ def _write(model: Model, opset: int, folder: Path) -> tuple[dict[str, Any], list
                 f"{method.title} cannot be exported: {name} differs from torch by {difference:.1e}, more than "
                 f"{TOLERANCE:.0e}."
             )
-        lines.append(f"{name}: at most {difference:.1e} from torch in {INPUTS} inputs")
+        lines.append(f"{name}: differs from torch by at most {difference:.1e} on {INPUTS} inputs")
     for name, session in sessions.items():
         axes = {
             side: {node.name: [node.type.removeprefix("tensor(").removesuffix(")"), *node.shape] for node in nodes}
@@ -238,7 +239,7 @@ def _inputs(method: RetrievalModule, antialias: bool, texts: int, videos: int, f
 
 
 def _is_pooled(method: RetrievalModule, text: TextFeatures, video: VideoFeatures) -> bool:
-    """Return whether scores are cosines of the sentence and of one vector per video, to which a method compacts it."""
+    """Return whether scores are cosines of the sentence and of the one vector to which a method compacts a video."""
     if not method.compacts_texts():
         return False
     sentence, frames = method.compact_text(text).sentence, method.compact_video(video).frames
@@ -247,7 +248,7 @@ def _is_pooled(method: RetrievalModule, text: TextFeatures, video: VideoFeatures
 
 
 def _takes_any_frames(method: RetrievalModule, antialias: bool) -> bool:
-    """Return whether videos may have fewer frames than the method's, so that none of its layers has one per frame."""
+    """Return whether videos may have fewer frames than the method's, so that no layer has a weight per frame."""
     if method.frames == 1:
         return False
     given = _inputs(method, antialias, 5, 3, method.frames - 1)
@@ -260,25 +261,25 @@ def _takes_any_frames(method: RetrievalModule, antialias: bool) -> bool:
 
 
 def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
-    """Write a graph with the axes N of texts, M of videos, and, for any number of frames, F."""
+    """Write a graph with the dynamic axes N (texts), M (videos), and, with `any_frames`, F (frames)."""
     import onnx_ir
     from onnxscript import opset18
 
     def stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
         position: Any = opset18.Constant(value_ints=[dim])
         size = opset18.Gather(opset18.Shape(values), position)
-        return opset18.TopK(values, size, axis=dim, largest=int(descending), sorted=1)  # ties in their order
+        return opset18.TopK(values, size, axis=dim, largest=int(descending), sorted=1)  # ties keep their order
 
     names = list(graph.inputs)
     of_text = ["ids", *TEXT]
     frames = {1: Dim.DYNAMIC} if any_frames else {}
     axes = [{0: Dim.DYNAMIC} | ({} if name in of_text else frames) for name in names]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # its operator has no equivalent
+    torch.backends.mha.set_fastpath_enabled(False)  # its operator has no ONNX equivalent
     torch.compiler.assume_constant_result(trial_draws)  # samples of T-MASS, from a seed
     try:
-        # With gradients, no branch depends on values, which waits for a device. Branches that depend on sizes differ
-        # only in their cost, so that one of them is right for all sizes.
+        # With gradients enabled, no branch depends on values, which the device would have to return first. Branches
+        # that depend on sizes differ only in their cost, so any of them is correct for all sizes.
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             traced = torch.export.export(
@@ -310,14 +311,14 @@ def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
         sizes = [size if isinstance(size, int) else symbols.get(str(size), str(size)) for size in value.shape]
         value.shape = onnx_ir.Shape(sizes)
     for value in [value for value in inner.inputs if not value.uses()]:
-        inner.inputs.remove(value)  # words that a score does not use
+        inner.inputs.remove(value)  # such as words, if the score does not use them
     made.save(file)
 
 
 def _differences(
     method: RetrievalModule, graphs: dict[str, _Graph], sessions: dict[str, Any], given: Named, copies: int
 ) -> dict[str, float]:
-    """Return the largest difference of each file from torch, of a head with more `copies` of the encoded videos."""
+    """Return the largest difference of each file from torch. The head receives the encoded videos `copies` times."""
     expected, found, differences = dict(given), dict(given), {}
     for name, graph in graphs.items():
         if name == HEAD:

@@ -39,9 +39,9 @@ class Model:
     def encode_video(
         self, videos: str | Path | Sequence[str | Path], audio: Sequence[Path] | None = None
     ) -> VideoFeatures:
-        """Return the features of M video files on the CPU, frames (M, F, D). Unreadable ones raise VideoError.
+        """Return the features of M video files on the CPU, frames (M, F, D). An unreadable file raises VideoError.
 
-        `audio` are M files whose audio replaces that of the videos, for methods that use it.
+        `audio` lists M files whose audio replaces that of the videos, for methods that use audio.
         """
         paths = [Path(path) for path in ([videos] if isinstance(videos, str | Path) else videos)]
         sounds = [None] * len(paths) if audio is None else audio

@@ -81,9 +81,9 @@ class PairwiseModel:
 class EmbeddingModel:
     """An encoder whose texts and videos are single vectors, compared by their cosine (MTEB's `EncoderProtocol`).
 
-    A text is its sentence vector, and a video is the mean of its frames' vectors, as in CLIP4Clip's mean pooling. A
-    text and a video on one side are the sum of both vectors, as in MTEB's X-CLIP. Audio is not used. The
-    `experiment_kwargs` of the results name both.
+    The vector of a text is its sentence vector, and that of a video is the mean of its frame vectors, as in CLIP4Clip's
+    mean pooling. If one side has a text and a video, their vectors are added, as in MTEB's X-CLIP. Audio is not used.
+    `experiment_kwargs` in the results records both choices.
 
     Args:
         model: Model returned by `tvr_lightning.load` or `tvr_lightning.api.model.zero_shot`.
@@ -142,8 +142,8 @@ def _meta(model: Model, name: str, kind: Literal["dense", "cross-encoder"]) -> M
 def _columns(name: str, uses_audio: bool, dataset: Any, task_metadata: Any, prompt_type: Any) -> list[str]:
     """Return the columns of one side that the model `name` encodes, by MTEB's rule for models without a modality.
 
-    Of a prompt, only the columns that the task declares count. Audio is dropped with a warning if the model does not
-    use it, or if there is no video to which it belongs, and something else is left.
+    With a `prompt_type`, only the columns that the task declares for that side count. If other columns remain, audio
+    is dropped with a warning if the model does not use it or there is no video to which it belongs.
     """
     from mteb.types import PromptType
 
@@ -155,13 +155,13 @@ def _columns(name: str, uses_audio: bool, dataset: Any, task_metadata: Any, prom
     if not columns or "image" in columns or columns == ["audio"]:
         found = " and ".join(columns) or "neither text nor video"
         raise UserError(
-            f"{task_metadata.name} has {found} on one side. This model takes text, video, and the audio of a video."
+            f"{task_metadata.name} has {found} on one side. This model supports text, video, and the audio of a video."
         )
     return columns
 
 
 def _features(model: Model, dataset: Any, task_metadata: Any, prompt_type: str) -> Features:
-    """Encode the texts or videos of one side, which must not be both."""
+    """Encode the texts or videos of one side, which must not contain both."""
     columns = _columns(model.name, _uses_audio(model), dataset, task_metadata, prompt_type)
     if columns == ["text"]:
         return _text_features(model, dataset)
@@ -180,7 +180,7 @@ def _text_features(model: Model, dataset: Any) -> TextFeatures:
 
 
 def _video_features(model: Model, dataset: Any, with_audio: bool) -> VideoFeatures:
-    """Encode videos, whose audio is in its own column `with_audio`, and otherwise in the video file."""
+    """Encode videos. `with_audio` reads audio from a separate column, otherwise it is read from the video file."""
     from datasets import Audio, Video
 
     videos = dataset.select_columns(["video", "audio"] if with_audio else ["video"])

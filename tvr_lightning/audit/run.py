@@ -42,7 +42,7 @@ from tvr_lightning.training.sharding import gathered
 
 QUERIES = "half of the queries"
 READ_AGAIN = 8  # videos that are read again
-RERANKED = 4  # videos, and captions of each, that a reranker scores again, since a pair can take a second
+RERANKED = 4  # number of videos and of captions that a reranker scores again; few, since a pair can take a second
 # Hooks of Lightning that run only in training and prediction, or after an evaluation.
 HARMLESS = re.compile("_|.*(train|fit|backward|optimizer|zero_grad|predict|teardown|test_end|validation_end)")
 # Methods of a module that see more than the features of one batch; the audit cannot detect what they use.
@@ -197,7 +197,7 @@ def _of_normalizer(target: AuditTarget, features: Features) -> tuple[list[Findin
     if isinstance(normalizer, TwoStage) and normalizer.reranker is not None:
         of_reranker = _of_reranker(target, normalizer.reranker)
         normalizer = copy.copy(normalizer)
-        normalizer.reranker = None  # the first stage remains to be tested
+        normalizer.reranker = None  # the rest of the audit tests only the first stage
     own = target.own_text if target.released else None
     gamma, generator = method.score_temperature(), target.generator
     with gathered(method, method.encoder):
@@ -213,7 +213,7 @@ def _of_normalizer(target: AuditTarget, features: Features) -> tuple[list[Findin
 
 
 def _of_reranker(target: AuditTarget, reranker: Reranker) -> list[Finding]:
-    """Return the changes of a reranker's scores with copies of the files, and of one caption after the other."""
+    """Return the changes in a reranker's scores for copies of the files, and for captions scored one at a time."""
     items = target.data.load_split(target.split)
     few = target.drawn(len(target.videos), RERANKED)
     captions = [items.texts[text].text for text in target.texts.index[target.own_text[few]].tolist()]

@@ -15,9 +15,9 @@ from tvr_lightning.option_types import Count, Range
 
 @dataclass(frozen=True)
 class PathKind:
-    """Required kind of a path, which must exist unless it is new, with the advice if the `{path}` does not exist.
+    """Required kind of a path, which must exist unless it is new, and the advice if `{path}` does not exist.
 
-    With `remote`, an address such as `s3://bucket/prefix` is also allowed, and is not checked.
+    With `remote`, an address such as `s3://bucket/prefix` is also allowed and is not checked.
     """
 
     kind: Literal["file", "folder", "file or folder", "new file", "new folder"]

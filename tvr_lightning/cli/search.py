@@ -38,7 +38,7 @@ def index(
     device: Device = None,
     engine: Annotated[ExtractEngine, "ray uses actors of a Ray cluster to read and encode"] = "local",
     actors: Annotated[Count | None, "number of Ray actors; 1 by default"] = None,
-    address: Annotated[str | None, "running Ray cluster with the same paths; a local one by default"] = None,
+    address: Annotated[str | None, "address of a Ray cluster with the same paths; a local one by default"] = None,
     prune: Annotated[bool, "remove missing videos even if they are over 5 % of the index, or were moved"] = False,
 ) -> int:
     """Make videos searchable, or update an index: only new, changed, and deleted files are processed.

@@ -169,10 +169,10 @@ def export(
     opset: Annotated[Count, "version of ONNX's operators"] = 18,
     trust: Trust = [],
 ) -> None:
-    """Write a method's encoders and head as ONNX, after a comparison with torch, and an example without torch."""
+    """Export a method's encoders and head to ONNX, compare them with torch, and add an example that needs no torch."""
     from tvr_lightning.progress import shown
 
-    with shown("export: tracing, and comparing with torch"):
+    with shown("export: tracing and comparing with torch"):
         from tvr_lightning.api.export import export as export_method
 
         lines = export_method(source, out, weights=weights, frames=frames, opset=opset, trust=trust)

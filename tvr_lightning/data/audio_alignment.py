@@ -130,8 +130,8 @@ def clip_media(
 ) -> Media:
     """Return a decoded clip as media (M = 1), with its audio if there are options for it.
 
-    With `on_corrupt` skip, a broken track is read as far as possible and listed in `problems`. Frames that are not
-    `is_square` keep their own size.
+    With `on_corrupt` skip, a broken track is read as far as possible and listed in `problems`. Unless
+    `is_square`, frames keep their own size.
     """
     start, end = span or (0.0, clip.duration)
     media = frames_media(clip, start, is_square)

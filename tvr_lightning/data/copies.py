@@ -34,7 +34,7 @@ class CopiedFile:
     notes: list[str] = field(default_factory=list)
 
     def has_changed(self, source: Path) -> bool:
-        """Return whether an original differs from the manifest; it may also be on another machine."""
+        """Return whether the original, if it is on this machine, differs from the manifest."""
         return source.is_file() and state(source) != (self.size, self.modified)
 
 

@@ -68,7 +68,7 @@ class Encoder(FeatureEncoder):
         interpolation: Interpolation for resizing; CLIP's by default.
         encoder_precision: Data type of the matrices.
         gives_patches: Whether there are vectors of patches in addition to those of frames.
-        gives_frames: Whether every frame has a vector; otherwise a video has one (F = 1), or one per token.
+        gives_frames: Whether each frame has a vector; otherwise a video has one vector (F = 1), or one per token.
         fixed_frames: Number of frames that every video must have; None for any number.
         most_frames: Maximum number of frames per video; None for any number.
         remarks: Warnings for a results table.
@@ -170,7 +170,7 @@ class Encoder(FeatureEncoder):
         """Encode decoded media of M videos; features as in `encode_video`."""
 
     def inputs_used(self) -> dict[str, object]:
-        """Return facts about the inputs that the encoder has selected itself, for results; by default none."""
+        """Return information for results about inputs that the encoder selected itself; empty by default."""
         return {}
 
     def temporal_initialization(self, layers: int) -> TemporalInitialization | None:

@@ -1,4 +1,4 @@
-"""Texts and videos of any MTEB model, through MTEB's own inputs."""
+"""Encoder of texts and videos with any MTEB model and MTEB's own preprocessing."""
 
 import importlib
 import inspect
@@ -31,12 +31,12 @@ class MTEBEncoder(Encoder):
     frame. The weights cannot be trained, since MTEB's models return vectors without gradients.
 
     Args:
-        model: name in MTEB, such as microsoft/xclip-base-patch32, or with a `wrapper` a folder of weights.
+        model: name in MTEB, such as microsoft/xclip-base-patch32, or a folder of weights if `wrapper` is set.
         revision: revision of the weights; that of MTEB by default.
         wrapper: import path of the class that loads a folder, such as
             mteb.models.model_implementations.xclip_models.XCLIPModel.
         options: further arguments of the class, such as the number of frames.
-        task: task of MTEB whose prompt the queries get, such as MSRVTTT2V; none by default.
+        task: MTEB task whose prompt is added to the queries, such as MSRVTTT2V; none by default.
         batch_size: number of captions or videos per pass.
         trust_remote_code: whether to run the code of the repository, which some models need.
     """
@@ -175,7 +175,7 @@ class MTEBEncoder(Encoder):
 
 
 class _Column(Dataset[dict[str, Any]]):
-    """Dataset of one column as MTEB's loaders have it, with the names of its `features`."""
+    """Dataset of one column in the form that MTEB's loaders use, with the names of its `features`."""
 
     def __init__(self, name: str, values: Sequence[Any]) -> None:
         self.features, self.values = {name: None}, values
@@ -228,9 +228,9 @@ def _task_metadata(task: str | None) -> Any:
     import mteb
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # some tasks may change their data, which is not used
+        with warnings.catch_warnings(action="ignore"):  # some tasks warn that their data may change, but it is not used
             metadata = mteb.get_task(task or "MSRVTTT2V").metadata
     except KeyError as error:
         raise UserError(f"encoder.task: MTEB has no task {task}. Use the name of a task, such as MSRVTTT2V.") from error
-    # MTEB knows no prompt for a task of another name.
+    # MTEB has no prompt for a task with an unknown name.
     return metadata if task else metadata.model_copy(update={"prompt": None, "name": "your own data"})

@@ -42,7 +42,7 @@ def _settings(folder: Path, name: str) -> Any:
 
 
 def _padded(found: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the token vectors (N, T, D) that count, padded at the end, and their mask (N, T)."""
+    """Return the token vectors (N, T, D) that the model uses, padded at the end, and their mask (N, T)."""
     masks = found["attention_mask"].bool()
     tokens = pad_sequence([each[mask] for each, mask in zip(found["token_embeddings"], masks, strict=True)], True)
     return tokens, torch.arange(tokens.shape[1], device=tokens.device) < masks.sum(1, keepdim=True)
@@ -52,25 +52,25 @@ class SentenceTransformersEncoder(Encoder):
     """Model of sentence-transformers for texts and videos or images, such as Qwen3-VL-Embedding, ColQwen, or SigLIP.
 
     Captions are encoded as queries, and videos or frames as documents, with the prompts that the model's configuration
-    names for them. A video gets one vector, the only frame of its features, or one per token from a model of several
-    vectors (`MultiVectorEncoder`), whose words are the vectors of the caption. Of other models, the words are the last
-    W token vectors, which follow the prompt, if they are in the space of the sentence; otherwise the sentence is the
-    only word. There are no patches.
+    names for them. A video has one vector, the only frame of its features. A model with several vectors per input
+    (`MultiVectorEncoder`) returns one per token of a video, and the token vectors of a caption as words. For other
+    models, the words are the last W token vectors, which follow the prompt, if they have the dimension of the sentence;
+    otherwise the sentence is the only word. There are no patches.
 
     Args:
         weights: repository on the Hugging Face Hub, read from its cache, or folder.
-        image_size: side of the square frames of `input: frames` in pixels, which the model's processor may resize.
+        image_size: side of the square frames for `input: frames` in pixels, which the model's processor may resize.
         dtype: data type of the weights.
         trust_remote_code: whether to run the code of the repository, which some models need.
-        input: `video` encodes a clip as one video, the default for models that take videos; `frames` encodes every
+        input: `video` encodes a clip as one video, the default for models that accept videos; `frames` encodes every
             frame as an image.
         video_options: sizes and times of the frames of a video.
         query_instruction: instruction for captions, instead of the model's prompt.
         document_instruction: instruction for videos or frames, instead of the model's prompt.
         generation_prompt: whether the chat template adds the beginning of an answer, whose last token is then pooled.
-        max_length: maximum number of tokens; None is the model's.
-        dimension: number of leading entries of the vectors that are used (Matryoshka); None is all of them.
-        batch_tokens: maximum number of tokens of the videos that are encoded at once, if they are more than one.
+        max_length: maximum number of tokens; None uses the model's.
+        dimension: number of leading entries of the vectors that are used (Matryoshka); None uses all of them.
+        batch_tokens: maximum number of tokens in a pass of more than one video.
     """
 
     gives_patches = False
@@ -123,7 +123,7 @@ class SentenceTransformersEncoder(Encoder):
             self.most_frames = self.together * int(self.model.max_seq_length or 2**31) // fewest
         elif takes_video:
             self.remarks = [
-                f"{weights} was given single frames, whose order has no effect, and not videos, as it was published"
+                f"{weights} was given single frames, whose order has no effect, instead of videos as published"
             ]
         self.kept = dimension
         with torch.no_grad():
@@ -160,7 +160,7 @@ class SentenceTransformersEncoder(Encoder):
         own = [each["type"] for each in modules if not each["type"].startswith(("sentence_transformers.", "pylate."))]
         if not trust_remote_code and (own or "auto_map" in _settings(folder, "config.json")):
             raise UserError(
-                f"{weights} needs code of its own repository, which is not run. Read the code, and set "
+                f"{weights} needs code from its repository, which is not run. Read the code, and set "
                 "trust_remote_code to true if you trust it."
             )
         return [folder]

@@ -64,9 +64,9 @@ class Tokenizer(ABC):
         """Return the ids of a caption with start and end, of which at most `words`; the end is never dropped."""
 
     def portable(self, words: int) -> dict[str, Any]:
-        """Return the content of a tokenizer.json for the library tokenizers, with padding to `words` positions.
+        """Return the content of a tokenizer.json for the library `tokenizers`, with padding to `words` positions.
 
-        Its inputs are captions after `ftfy.fix_text` and twice `html.unescape`.
+        Its inputs are captions after `ftfy.fix_text` and `html.unescape` twice.
         """
         rules = self._rules()
         rules["truncation"] = {"direction": "Right", "max_length": words, "strategy": "LongestFirst", "stride": 0}

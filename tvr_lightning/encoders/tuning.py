@@ -253,7 +253,7 @@ class AdapterLayers(nn.Module):
 
 
 def merge_lora(encoder: nn.Module) -> None:
-    """Add the changes of LoRA to the weights of an encoder, which is then like one without it."""
+    """Add the changes of LoRA to the weights of an encoder, and remove LoRA from it."""
     for part in list(encoder.modules()):
         for name in list(getattr(part, "parametrizations", ())):
             parametrize.remove_parametrizations(part, name)

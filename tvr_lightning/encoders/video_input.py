@@ -1,4 +1,4 @@
-"""Clips as Qwen3-VL-Embedding was evaluated: sizes and times of frames (qwen-vl-utils 0.0.14)."""
+"""Sizes and times of frames as in the evaluation of Qwen3-VL-Embedding (qwen-vl-utils 0.0.14)."""
 
 import math
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ LIST_RATE = 2.0  # frames per second that qwen-vl-utils assumes for a list of fr
 
 @dataclass
 class VideoOptions(Options):
-    """Preprocessing of a clip for a model that takes videos.
+    """Preprocessing of a clip for a model that accepts videos.
 
     Attributes:
         resize: `published` resizes frames as qwen-vl-utils does; `processor` leaves this to the model's processor,
             whose one budget for the whole clip gives smaller frames.
-        timestamps: `list` is the evaluation on lists of frames: each is first rounded to a size of its own, and frame i
-            is at i / 2 seconds. `real` is the evaluation on files, with the times of the frames.
-        total_pixels: maximum number of pixels of a clip of `published` size, in pairs of frames.
+        timestamps: `list` follows the evaluation on lists of frames: each frame is first resized separately, and frame
+            i is at i / 2 seconds. `real` follows the evaluation on files, with the real times of the frames.
+        total_pixels: maximum number of pixels of a clip with `published`, where a pair of frames counts as one frame.
     """
 
     resize: Literal["published", "processor"] = "processor"
@@ -51,7 +51,7 @@ def fitted_size(height: int, width: int, step: int, fewest: float, most: float) 
 def published_sizes(
     height: int, width: int, frames: int, options: VideoOptions, patch: int = 32
 ) -> list[tuple[int, int]]:
-    """Return the sizes that frames get in turn: each of a list first, in steps of two tokens, then all of the clip."""
+    """Return the successive sizes of a frame: for a list first its own, in steps of two tokens, then the clip's."""
     sizes, area = [(height, width)], patch**2
     if options.timestamps == "list":
         # qwen-vl-utils passes the side of a token as that of a patch, half of it, so that steps are twice as long.

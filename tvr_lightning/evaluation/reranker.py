@@ -20,17 +20,17 @@ from tvr_lightning.media.sampling import Span
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import Count, FrameSampling, Role, check
 
-LARGEST = 1e5  # magnitude of a score, so that all candidates rank before the other items
-TICKS = 1000.0  # per second, in which processors get the times of frames
+LARGEST = 1e5  # maximum magnitude of a score, so that all candidates rank before the other items
+TICKS = 1000.0  # per second, the unit of frame times that processors get
 
 
 class Reranker(ABC):
-    """Model that scores captions with a video file and sees nothing else about both.
+    """Model that scores captions with a video file and gets no other information about either.
 
     Attributes:
         name: name in result tables.
         takes_spans: whether it can score a part of a file.
-        noise: largest change of a score that counts as rounding, in standard deviations of the scores.
+        noise: maximum change of a score that counts as rounding, in standard deviations of the scores.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Reranker(ABC):
         """Load the weights, before the first score."""
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that scores depend on, for finding stored ones."""
+        """Return all settings that scores depend on, which identify stored scores."""
         return {"name": self.name}
 
     def checked(self, captions: Sequence[str], video: Path, span: Span | None = None) -> list[float]:
-        """Return the scores under a neutral name of the file, or refuse them."""
+        """Return the scores of the file under a random name, or raise UserError if they are invalid."""
         with neutral_link(video) as link:
             scores = [float(score) for score in self.score(captions, link, span)]
         if len(scores) != len(captions) or not all(abs(score) <= LARGEST for score in scores):
@@ -80,7 +80,7 @@ class FunctionReranker(Reranker):
                 function = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError, ValueError) as error:
                 raise UserError(f"The reranker {path} cannot be imported ({error}). Check its import path.") from error
-            # A file may name functions of this package without trust, and what its modules import can delete files.
+            # Files can name functions of this package without --trust, also imported ones that delete files.
             if callable(function) and (module.startswith("tvr_lightning.") or function.__module__ != module):
                 raise UserError(f"The reranker {path} is not defined there. Name a function of your own module.")
         if not callable(function):
@@ -96,8 +96,8 @@ class FunctionReranker(Reranker):
 class CrossEncoderReranker(Reranker):
     """Model of sentence-transformers that scores pairs of a caption and a video, such as Qwen3-VL-Reranker.
 
-    Scores are the model's logits, for a model of yes and no their difference. Frames keep their aspect ratio and real
-    times, and the model's processor resizes them.
+    Scores are the model's logits, or the difference of two logits if the model answers yes or no. Frames keep their
+    aspect ratio and real times, and the model's processor resizes them.
 
     Args:
         weights: repository on the Hugging Face Hub, read from its cache, or folder.
@@ -191,7 +191,7 @@ class CrossEncoderReranker(Reranker):
 
 
 def reranker_of(name: str, device: str | None = None) -> Reranker:
-    """Return the reranker of a name: the folder or repository of a CrossEncoder, or the import path of a function."""
+    """Return a reranker by name: the folder or repository of a CrossEncoder, or the import path of a function."""
     if "/" in name or Path(name).is_dir():
         return CrossEncoderReranker(name, device=device)
     return FunctionReranker(name)

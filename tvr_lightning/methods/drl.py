@@ -54,7 +54,7 @@ class TokenWise(DRLInteraction):
 
 
 class MaxSim(TokenWise):
-    """Sum over the words of their best matches among the frames, as in models of several vectors (ColBERT).
+    """Sum over the words of their best matches among the frames, as in multi-vector models (ColBERT).
 
     Attributes:
         mask_fill: same as in `TokenWise`, but `exclude` by default.

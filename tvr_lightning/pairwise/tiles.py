@@ -14,7 +14,7 @@ FAST_LOOPS = ("cpu",)
 
 
 def loops_are_fast(device: torch.device) -> bool:
-    """Return whether to loop over items or tiles in the cache, instead of one operation for all, as an export needs."""
+    """Return whether to loop over items or cache-sized tiles. An export needs one operation for all instead."""
     return device.type in FAST_LOOPS and not torch.compiler.is_exporting()
 
 

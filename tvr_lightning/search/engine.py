@@ -95,8 +95,8 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         rerank = query.rerank or self.default
         if rerank not in (NONE, *self.rerankers):
             raise SearchError(
-                f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.rerankers)} and none. Index also "
-                "with --ckpt_path of that method, or name a CrossEncoder's folder or a function, as in module.function."
+                f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.rerankers)} and none. Index with "
+                "--ckpt_path of that method too, or name a CrossEncoder's folder or a module.function."
             )
         text, like = query.query.strip(), self._example(query.like) if query.like else None
         # The biases take long, so before the lock of the search.

@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 REMOVED_WITHOUT_PRUNE = 0.05
 """Maximum share of an index that is removed without `prune`; a single video always is."""
 ROWS_PER_COMMIT = 1024
-"""Maximum number of segments before a commit. It is less in a small index, since an interruption loses them."""
+"""Maximum number of segments per commit. Small indexes commit fewer, because an interruption loses them."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ def index(
     actors: int | None = None,
     address: str | None = None,
 ) -> IndexReport:
-    """Index videos, or bring an index up to date. None keeps what the index records.
+    """Create or update an index of videos. None keeps the setting of the index.
 
     Args:
         videos: Files and folders; by default those of the index.
@@ -110,7 +110,7 @@ def index(
     if known and rule != Segments(**known):
         raise SearchError(
             f"{out}: its videos are cut into {known['kind']} of {known['length']:g} s, overlapping by "
-            f"{known['overlap']:g} s. Index into a new folder, or drop the options of segments."
+            f"{known['overlap']:g} s. Index into a new folder, or omit the options for segments."
         )
     table.set_fact("segments", dataclasses.asdict(rule))
     table.set_fact("roots", sorted({*map(str, roots), *map(str, given)}))
@@ -156,7 +156,7 @@ def _join_captions(table: IndexTable, given: RecoverCaptions | None, named: Name
 
 @dataclass
 class VideoEncoder:
-    """Reads and encodes batches of videos: here, or as an actor of a Ray cluster."""
+    """Reader and encoder of batches of videos, in this process or as an actor of a Ray cluster."""
 
     models: dict[str, Scorer]
     rule: Segments
@@ -192,7 +192,7 @@ class VideoEncoder:
         return rows
 
     def _rows(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> Rows:
-        """Encode some segments, given with their video and number."""
+        """Encode segments, each given with its video and number."""
         if not block:
             return []
         features = {
@@ -238,7 +238,7 @@ def _row(file: VideoFile, place: int) -> dict[str, Any]:
 
 @dataclass
 class _Run:
-    """One run over some roots."""
+    """One indexing run over files and folders."""
 
     table: IndexTable
     encoder: VideoEncoder
@@ -291,7 +291,7 @@ class _Run:
                 yield self.encoder.encode(group, progress)
 
     def _commit(self, rows: Rows, states: dict[str, State]) -> Rows:
-        """Commit rows of whole videos, and return those that must wait for the first video that can be read."""
+        """Commit rows of complete videos, and return those that must wait until a first video can be read."""
         if self.table.is_new and not any("vector" in row for row in rows):
             return rows
         if rows:

@@ -33,11 +33,11 @@ ROWS_FOR_AN_INDEX = 20_000
 ROWS_PER_PARTITION = 4096
 """LanceDB's own choice; finding the centers of so few partitions takes seconds for a million rows."""
 MOST_COMPARED = 2**20
-"""Minimum number of rows that a query is compared with: tables of up to about a million rows are searched exactly."""
+"""Approximate number of rows that a query is compared with in a larger table. Smaller tables are searched exactly."""
 SMALL_FILES = 128
-"""Number of files below LanceDB's own size from which joining them pays, since it rewrites up to a million rows."""
+"""Number of new small files that are joined at once, since joining rewrites up to a million rows."""
 KEPT = timedelta(seconds=30)
-"""Age up to which old versions stay, for searches that are reading them."""
+"""Minimum age at which old versions are removed, since searches may still be reading them."""
 _REASONS = {
     "NoSuchBucket": "the bucket does not exist",
     "credentials": "LanceDB finds no credentials (for S3, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
@@ -45,7 +45,7 @@ _REASONS = {
     "No space left|StorageFull|File too large|fill whole buffer": "the disk is full",
     "onnection refused|error trying to connect|dns error": "the server does not answer",
 }
-"""Plain words for LanceDB's errors."""
+"""Explanations of LanceDB's errors, by regular expression."""
 _CONFLICT = "concurrent transaction"
 _CUT = "failed to fill whole buffer"
 """LanceDB's error for a file whose end is missing."""
@@ -169,7 +169,7 @@ class IndexTable:
         facts = _facts_of(table)
         if "version" not in facts:
             raise SearchError(
-                f"{self.address} contains a table of another program. Choose another place for the index."
+                f"{self.address} contains a table of another program. Choose another folder or address for the index."
             )
         if facts["version"] != VERSION:
             raise self._older()
@@ -183,7 +183,7 @@ class IndexTable:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn LanceDB's errors into one sentence."""
+        """Explain LanceDB's errors in one line."""
         try:
             yield
         except SearchError:
@@ -196,7 +196,7 @@ class IndexTable:
                 ) from error
             reason = next((words for pattern, words in _REASONS.items() if re.search(pattern, text)), text[:300])
             raise UnreadableError(
-                f"{self.address} cannot be read or written: {reason}. What was committed before is unchanged."
+                f"{self.address} cannot be read or written: {reason}. Earlier commits are unchanged."
             ) from error
 
     @property
@@ -211,7 +211,7 @@ class IndexTable:
     # Settings
 
     def fact(self, name: str) -> Any:
-        """Return a named value, None if it was not set."""
+        """Return a named value, or None if it was not set."""
         return (self._facts if self._table is None else _facts_of(self._table)).get(name)
 
     def set_fact(self, name: str, value: Any) -> None:
@@ -279,10 +279,11 @@ class IndexTable:
             self._require_whole()
 
     def _require_whole(self) -> None:
-        """Restore the last whole version if the newest is not, since LanceDB may not notice a missing end of a file.
+        """Restore the last complete version if the newest is not, since LanceDB may not notice a truncated file.
 
         Raises:
-            RuntimeError: It was not whole. LanceDB 0.40 commits a file if only its last write fails on a full disk.
+            RuntimeError: The newest is incomplete. LanceDB 0.40 commits a file if only its last write fails on a full
+                disk.
         """
         failure = self._failure()
         if failure is None:
@@ -296,7 +297,7 @@ class IndexTable:
 
     def _failure(self) -> RuntimeError | None:
         try:
-            self._table.count_rows("place >= 0")  # opens each file, which begins at its end
+            self._table.count_rows("place >= 0")  # opens each file, whose last bytes are read first
         except RuntimeError as error:
             return error if _CUT in str(error) else None  # other errors have other reasons
         return None
@@ -313,7 +314,7 @@ class IndexTable:
                 self._require_whole()
 
     def optimize(self, finish: bool = False) -> None:
-        """Join small files, index a large table, and drop old versions, if it pays; `finish` is the end of a run.
+        """Join small files, index a large table, and drop old versions if this pays off; `finish` ends a run.
 
         Vectors are indexed by partitions (IVF_FLAT). A graph (HNSW) takes hundreds of times longer, and quantized
         vectors lose results that the second stage needs.
@@ -329,7 +330,7 @@ class IndexTable:
                 if finish and (wait := self._joined + KEPT.total_seconds() - time.monotonic()) > 0:
                     time.sleep(wait)
                     self._join()  # only drops the versions before
-                if create:  # last, or LanceDB would divide the index again
+                if create:  # last, or LanceDB would split the index again
                     self._create_indices(-(-rows // ROWS_PER_PARTITION))
             except RuntimeError as error:
                 if _CONFLICT not in str(error):  # another process is writing, and will do it
