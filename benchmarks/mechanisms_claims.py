@@ -56,7 +56,7 @@ class Trial:
         paper: Paper of the claim, or class of the method.
         setting: Key of `SETTINGS`.
         points: Strengths of the factor. For a claim, the first is 0, the control, and the verdict is at the last.
-        arms: Baseline, method, controls of equal capacity, and diagnostics.
+        arms: Baseline, method, controls, and diagnostics.
         maps: Learning rate of the maps relative to `FULL_RATE`; 1 is that of the head.
         variant: Whether the method is the paper's, the released one, or both.
     """

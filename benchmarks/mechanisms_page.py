@@ -24,9 +24,9 @@ Side = Literal["greater", "less"]
 SIDES: tuple[Side, Side] = ("greater", "less")
 DIRECTIONS = {TEXT_TO_VIDEO: "text to video", VIDEO_TO_TEXT: "video to text"}
 BETTER, WORSE = "better in this setting because of the factor", "worse in this setting because of the factor"
-UNSPECIFIC, ANYWAY = "not specific to the mechanism", "different, but not shown to come from the factor"
+UNSPECIFIC, ANYWAY = "not specific to the mechanism", "different, but the cause is not shown"
 NOT_SEEN, NOT_RUN, REFUSED = "no difference seen", "not run yet", "no verdict"
-SHORT = {BETTER: "better", WORSE: "worse", UNSPECIFIC: "not specific", ANYWAY: "not the factor", NOT_SEEN: "none seen"}
+SHORT = {BETTER: "better", WORSE: "worse", UNSPECIFIC: "not specific", ANYWAY: "cause not shown", NOT_SEEN: "none seen"}
 LEVEL = 0.05
 SECTION = ("paper", "key", "setting")
 TEXT = yaml.safe_load(Path(__file__).with_name("mechanisms_remarks.yaml").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def summary(claims: Sequence[Data], deviations: Sequence[Data]) -> Data:
 
     Two families of p-values are corrected with Holm's method, over all claims, both directions, and both signs: that
     the method differs from the baseline, and more than without the factor (`factor`); and that it also differs from
-    every control of equal capacity (`specific`). A claim that has not been run counts with p-values of 1.
+    every control (`specific`). A claim that has not been run counts with p-values of 1.
     """
     tests = [_tested(claim, direction) for claim in claims for direction in DIRECTIONS]
     for name in ("factor", "specific"):
