@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import torch
 from tiny_captioner import SPECIAL, WORDS
+from tiny_transformers import save_random
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -61,15 +61,7 @@ def save_tiny_embedder(folder: Path, pooling: bool = True) -> Path:
         image_token_id=vocabulary["<|image_pad|>"], video_token_id=vocabulary["<|video_pad|>"],
         vision_start_token_id=vocabulary["<|vision_start|>"], vision_end_token_id=vocabulary["<|vision_end|>"],
     )  # fmt: skip
-    torch.manual_seed(1)
-    model = Qwen3VLModel(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # With the usual deviation of 0.02, vectors would hardly depend on the video.
-            if "norm" not in name and not name.endswith("bias"):
-                parameter.normal_(0.0, 0.2)
-    model.save_pretrained(folder / "transformers")
-    processor.save_pretrained(folder / "transformers")
+    save_random(Qwen3VLModel, config, processor, folder / "transformers", 0.2)
     prompts = {"query": "find a video", "document": "background"}
     transformer = Transformer(str(folder / "transformers"))
     if pooling:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from search_parts import write_clip
 from tiny_captioner import save_tiny_captioner
+from tiny_transformers import captions_tokenizer
 
 from tvr_lightning.data import VideoFolder
 from tvr_lightning.data.batch import Media
@@ -32,20 +33,11 @@ CAPTIONS = ["a red circle moves left", "star"]
 
 def save_tiny_xclip(folder):
     """Save a small random X-CLIP as transformers does."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, VideoMAEImageProcessor, XCLIPConfig, XCLIPModel, XCLIPProcessor
+    from transformers import VideoMAEImageProcessor, XCLIPConfig, XCLIPModel, XCLIPProcessor
 
-    names = ["<pad>", "<start>", "<end>", "[UNK]", *sorted({word for text in CAPTIONS for word in text.split()})]
-    words = Tokenizer(models.WordLevel({name: row for row, name in enumerate(names)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="[UNK]", model_max_length=16
-    )
+    tokenizer, vocabulary = captions_tokenizer(CAPTIONS)
     tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {**tower, "vocab_size": len(names), "max_position_embeddings": 16, "eos_token_id": 2, "pad_token_id": 0}
+    text = {**tower, "vocab_size": vocabulary, "max_position_embeddings": 16, "eos_token_id": 2, "pad_token_id": 0}
     mit = {"mit_hidden_size": 32, "mit_intermediate_size": 48, "mit_num_hidden_layers": 1, "mit_num_attention_heads": 2}
     vision = {**tower, "image_size": 32, "patch_size": 8, "num_frames": 8, **mit}
     config = XCLIPConfig(

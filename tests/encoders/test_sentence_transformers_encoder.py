@@ -7,6 +7,7 @@ import pytest
 import torch
 from encoders.random_media import random_media
 from tiny_captioner import save_tiny_captioner
+from tiny_transformers import captions_tokenizer
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import LoRA, MissingWeightsError, SentenceTransformersEncoder
@@ -19,20 +20,11 @@ CAPTIONS = ["a red circle moves left then up", "star"]
 
 def save_clip(folder: Path) -> None:
     """Save a small random CLIP as transformers does."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-    names = ["<pad>", "<start>", "<end>", "[UNK]", *sorted({word for text in CAPTIONS for word in text.split()})]
-    words = Tokenizer(models.WordLevel({name: row for row, name in enumerate(names)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 2)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="[UNK]", model_max_length=16
-    )
+    tokenizer, vocabulary = captions_tokenizer(CAPTIONS)
     tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {**tower, "vocab_size": len(names), "max_position_embeddings": 16, "eos_token_id": 2, "pad_token_id": 0}
+    text = {**tower, "vocab_size": vocabulary, "max_position_embeddings": 16, "eos_token_id": 2, "pad_token_id": 0}
     vision = {**tower, "image_size": 32, "patch_size": 8}
     torch.manual_seed(0)
     CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)).save_pretrained(folder)
