@@ -1,8 +1,10 @@
 """Reranking candidates by captions and video files: ranks, costs, resuming, and neutral names."""
 
+import importlib
 import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,18 @@ def test_a_stopped_run_resumes_and_changed_files_are_scored_again(split, clips, 
     evaluate(split, FunctionReranker(again), tmp_path)
     assert {video.suffix for _, video in again.calls} == {".mp4"}
     assert 0 < len(again.calls) < len(whole.calls)
+
+
+def test_an_edited_function_scores_again(split, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for sign in ("", "-"):
+        code = f"def score(caption, video):\n    return {sign}float(sum(map(ord, caption)))\n"
+        (tmp_path / "edited_reranker.py").write_text(code)
+        monkeypatch.delitem(sys.modules, "edited_reranker", raising=False)
+        importlib.invalidate_caches()
+        found.append(evaluate(split, FunctionReranker("edited_reranker.score"), tmp_path).video_to_text_ranks.better)
+    assert not torch.equal(*found)
 
 
 def test_scores_that_are_not_numbers_and_files_that_cannot_be_reranked_are_refused(split, clips, tmp_path):

@@ -1,6 +1,8 @@
 """Rerankers: models that score captions with a video file, as the second stage of retrieval."""
 
+import hashlib
 import importlib
+import inspect
 import json
 import secrets
 import tempfile
@@ -87,6 +89,13 @@ class FunctionReranker(Reranker):
             raise UserError(f"The reranker {function!r} is not a function of a caption and a video file.")
         self.function = function
         self.name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+    @override
+    def settings(self) -> dict[str, Any]:
+        # Scores of an edited function are not used again; one without a file could have changed at any time.
+        file = getattr(inspect.getmodule(self.function), "__file__", None)
+        code = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else secrets.token_hex()
+        return {**super().settings(), "module": code}
 
     @override
     def score(self, captions: Sequence[str], video: Path, span: Span | None = None) -> Sequence[float]:
