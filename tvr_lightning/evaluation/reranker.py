@@ -26,6 +26,12 @@ LARGEST = 1e5  # maximum magnitude of a score, so that all candidates rank befor
 TICKS = 1000.0  # per second, the unit of frame times that processors get
 
 
+def _module_code(item: Any) -> str:
+    """Return a digest of the file that defines an item, so that scores of edited code are not used again."""
+    file = getattr(inspect.getmodule(item), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else secrets.token_hex()  # never found again
+
+
 class Reranker(ABC):
     """Model that scores captions with a video file and gets no other information about either.
 
@@ -92,10 +98,7 @@ class FunctionReranker(Reranker):
 
     @override
     def settings(self) -> dict[str, Any]:
-        # Scores of an edited function are not used again; one without a file could have changed at any time.
-        file = getattr(inspect.getmodule(self.function), "__file__", None)
-        code = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else secrets.token_hex()
-        return {**super().settings(), "module": code}
+        return {"name": self.name, "module": _module_code(self.function)}
 
     @override
     def score(self, captions: Sequence[str], video: Path, span: Span | None = None) -> Sequence[float]:
