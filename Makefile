@@ -59,7 +59,7 @@ $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json: | $(VENV)/.installed
 	$(BIN)/tvr data synth msrvtt --root $(DEMO_FOLDER) --videos 500 --seed 0
 
 demo:
-	@echo "The demo writes videos, trains, tests, and searches: six to eight minutes on two CPU cores after the installation"
+	@echo "The demo writes videos, trains, tests, and searches: six to ten minutes on two CPU cores after the installation"
 	@$(MAKE) --no-print-directory $(DEMO_FOLDER)/msrvtt/MSRVTT_data.json
 	@echo "Training TC-MGC and testing it: five to seven minutes, then half a minute left"
 	$(BIN)/tvr fit --config recipes/tcmgc.yaml --config recipes/fixture.yaml --config recipes/demo.yaml \
