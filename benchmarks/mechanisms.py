@@ -2,7 +2,7 @@
 
 Each arm of a claim (mechanisms_claims.py) chooses its learning rate on validation pairs, and is then trained with ten
 seeds. The record of each finished head is appended to a file, so an interrupted run resumes, in the order in which
-results matter: rates, five seeds at both ends, the other strengths, five more seeds, and deviations. The script then
+results matter: rates, five seeds at both ends, five more, deviations, and the other strengths. The script then
 writes mechanisms.json and, from it, mechanisms.md with figures; claims that lack records are marked. Results of other
 code are refused.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import multiprocessing
@@ -178,7 +179,7 @@ class Plan:
         """Return the text-to-video R@1 of a finished head on the validation pairs."""
         return float(self.found[key(job)]["validation"][arm.reading][TEXT_TO_VIDEO])
 
-    def sweep(self, trials: Iterable[Trial]) -> Iterator[Job]:
+    def sweep(self, trials: Sequence[Trial]) -> Iterator[Job]:
         """Yield the jobs that choose rates."""
         for trial in trials:
             for arm in trial.arms:
@@ -190,12 +191,12 @@ class Plan:
         best = self.choice(trial, arm, point)[1]
         return best and trial.job(arm, point, seed, best.rate, self.size)
 
-    def seeds(self, trials: Iterable[Trial], seeds: range, *, ends: bool) -> Iterator[Job]:
+    def seeds(self, trials: Sequence[Trial], seeds: range, *, ends: bool) -> Iterator[Job]:
         """Yield the jobs with the best rates at the ends of the strengths, or between them."""
-        for trial in trials:
+        for seed, trial in itertools.product(seeds, trials):
             for point in trial.points:
                 if (point in trial.ends) == ends:
-                    jobs = (self.job(trial, arm, point, seed) for seed in seeds for arm in trial.arms)
+                    jobs = (self.job(trial, arm, point, seed) for arm in trial.arms)
                     yield from (job for job in jobs if job is not None)
 
     def train(self, claims: Sequence[Trial], deviations: Sequence[Trial], args: Namespace) -> None:
@@ -203,11 +204,10 @@ class Plan:
         few, more = range(min(5, self.size.seeds)), range(5, self.size.seeds)
         self.choose(claims, "rates", args)
         self.found |= run(self.seeds(claims, few, ends=True), "first seeds", args)
-        self.found |= run(self.seeds(claims, few, ends=False), "first seeds, other strengths", args)
         self.found |= run(self.seeds(claims, more, ends=True), "other seeds", args)
         self.choose(deviations, "rates of deviations", args)
         self.found |= run(self.seeds(deviations, few, ends=True), "seeds of deviations", args)
-        self.found |= run(self.seeds(claims, more, ends=False), "other seeds, other strengths", args)
+        self.found |= run(self.seeds(claims, range(self.size.seeds), ends=False), "other strengths", args)
 
     def choose(self, trials: Sequence[Trial], what: str, args: Namespace) -> None:
         """Train heads until the best rates of all arms are known."""
