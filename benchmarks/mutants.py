@@ -1,14 +1,16 @@
 """Share of small faults in the package that the tests catch.
 
-    pip install pytest-cov
-    python benchmarks/mutants.py --out build/mutants [--mutants 200] [--seed 0]
+    pip install coverage
+    python benchmarks/mutants.py --out build/mutants [--mutants 300] [--seed 0]
     python benchmarks/mutants.py --out build/after --again build/mutants/mutants.jsonl
 
-The suite runs once under coverage, which notes the tests that reach each line. Then one sampled place of the package at
-a time is changed (a comparison or a sign flipped, a number off by one, an argument dropped, a condition negated), and
-the tests that reach it run until one fails. All of this happens in copies of the last commit, two mutants at a time.
-Every result is appended to mutants.jsonl, so that a killed run continues; the summary is printed at the end. `--again`
-takes the mutants of an earlier run, so that two suites are compared on the same faults.
+Each test file runs once under coverage, which notes the tests that reach each line. Then one sampled place of the
+package at a time is changed (a comparison or a sign flipped, a number off by one, an argument dropped, a condition
+negated), and the tests that reach it run until one fails. All of this happens in a copy of the last commit, in
+processes forked from this one, which has imported the libraries. Every result is stored at once, so that a killed run
+continues; the summary is printed at the end. `--again` takes the mutants of an earlier run, so that two suites are
+compared on the same faults. Slow tests, tests that fail without a fault, and lines that only other processes reach are
+left out.
 
 mutmut and cosmic-ray do not select the tests of a line among those of a whole suite, which takes minutes here.
 """
@@ -18,25 +20,29 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import importlib
 import json
 import os
-import queue
 import random
-import sqlite3
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.progress import track
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("methods", "pairwise", "evaluation", "data", "media", "store", "training", "runs")
-WORKERS = 2
+PACKAGES = ("methods", "pairwise", "evaluation", "data", "reproduce", "training", "runs")
+"""Packages whose results are printed."""
+LIBRARIES = (
+    "coverage", "torch", "lightning.pytorch", "torchmetrics", "jsonargparse", "av", "pandas", "scipy.stats",
+    "matplotlib.pyplot", "hypothesis", "open_clip", "transformers",
+)  # fmt: skip
 MOST_TESTS, MOST_SECONDS = 80, 300
 """Limits of the tests of one mutant, those that reach the fewest lines first, and of their time."""
 COMPARISONS = {
@@ -121,29 +127,72 @@ def replaced(source: str, node: ast.expr, changed: ast.AST) -> str:
     return b"".join(lines).decode()
 
 
-def tests_of_lines(database: Path, copied: Path) -> dict[str, dict[int, list[str]]]:
+class Contexts:
+    """Pytest plugin that notes under coverage which test, and whether its fixtures or the test itself, reach a line."""
+
+    def __init__(self, package: Path) -> None:
+        import coverage
+
+        # In memory, since a forked child that is killed while it writes to its parent's database would damage it.
+        self.failed: set[str] = set()
+        self.coverage = coverage.Coverage(data_file=None, source=[str(package)])
+        os.register_at_fork(after_in_child=self.coverage.stop)
+        self.coverage.start()
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Note that fixtures begin."""
+        self.coverage.switch_context(f"{item.nodeid}|setup")
+
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Note that the test begins."""
+        self.coverage.switch_context(f"{item.nodeid}|run")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that fails without a fault."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def lines(self, copied: Path) -> dict[str, dict[int, list[str]]]:
+        """Return the contexts of each file and line."""
+        self.coverage.stop()
+        data = self.coverage.get_data()
+        return {
+            str(Path(file).relative_to(copied)): {
+                line: [context for context in contexts if context.rpartition("|")[0] not in self.failed]
+                for line, contexts in data.contexts_by_lineno(file).items()
+            }
+            for file in data.measured_files()
+        }
+
+
+def cover(copied: Path, test: str, out: Path) -> int:
+    """Run a test file, and write the contexts of each line that it reaches."""
+    found = Contexts(copied / "tvr_lightning")
+    status = pytest.main([test], plugins=[found])
+    part = out.with_suffix(".part")
+    part.write_text(json.dumps(found.lines(copied)), encoding="utf-8")
+    part.rename(out)
+    return status
+
+
+def tests_of_lines(folder: Path) -> dict[str, dict[int, list[str]]]:
     """Return for each file and line the tests that reach it, those that reach the fewest lines of the package first.
 
     A fixture runs in the first test that uses it, so for a line that a fixture reaches, the whole test file runs.
     """
-    from coverage.numbits import numbits_to_nums
-
-    with sqlite3.connect(database) as found:
-        rows = found.execute(
-            "select path, context, numbits from line_bits join file on file.id = file_id "
-            "join context on context.id = context_id where context like '%|run' or context like '%|setup'"
-        ).fetchall()
     reached: dict[str, int] = {}
-    of_lines: dict[str, dict[int, list[str]]] = {}
-    for path, context, bits in rows:
-        test, _, phase = context.rpartition("|")
-        test, lines = test if phase == "run" else test.partition("::")[0], numbits_to_nums(bits)
-        reached[test] = reached.get(test, 0) + len(lines)
-        for line in lines:
-            of_lines.setdefault(str(Path(path).relative_to(copied)), {}).setdefault(line, []).append(test)
+    of_lines: dict[str, dict[int, set[str]]] = {}
+    for file in sorted(folder.glob("*.json")):
+        for path, lines in json.loads(file.read_text(encoding="utf-8")).items():
+            for line, contexts in lines.items():
+                for context in filter(None, contexts):
+                    test, _, phase = context.rpartition("|")
+                    test = test if phase == "run" else test.partition("::")[0]
+                    reached[test] = reached.get(test, 0) + 1
+                    of_lines.setdefault(path, {}).setdefault(int(line), set()).add(test)
     return {
         path: {
-            line: sorted(set(tests), key=lambda test: ("::" not in test, reached[test], test))
+            line: sorted(tests, key=lambda test: ("::" not in test, reached[test], test))
             for line, tests in lines.items()
         }
         for path, lines in of_lines.items()
@@ -154,75 +203,101 @@ def read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
 
 
-def run_tests(copied: Path, words: list[str], seconds: float | None = None) -> int:
-    """Run pytest on the copy and return its exit status; tests that do not end count as failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
+def start(copied: Path, work: Callable[[], int]) -> int:
+    """Run a function in a forked process that imports the package from a copy, and return the number of the process."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
     try:
-        return subprocess.run(
-            command, cwd=copied, env=environment, timeout=seconds, capture_output=seconds is not None, check=False
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return 1
+        os.setsid()
+        os.chdir(copied)
+        sys.path.insert(0, str(copied))
+        os.environ |= {"PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        status = work()
+    finally:
+        os._exit(status)
+
+
+def run_tests(copied: Path, work: Callable[[], int], seconds: float) -> int:
+    """Run a function as `start` does, and return its exit status; one that does not end in time counts as failed."""
+    child, end = start(copied, work), time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the copy, the coverage, and the results")
-    parser.add_argument("--mutants", type=int, default=200)
+    parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", type=Path, help="mutants.jsonl of an earlier run, whose mutants are tested")
     options = parser.parse_args()
     out = options.out.absolute()
-    database, results = out / "coverage.sqlite", out / "mutants.jsonl"
-    copies = [out / f"copy{number}" for number in range(WORKERS)]
-    for copied in copies:
-        if not copied.exists():
-            subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(copied), "HEAD"], check=True)
-    if not database.exists():
-        # A forked child that is killed while it writes to its parent's database would damage it.
-        (copies[0] / ".coveragerc").write_text("[run]\npatch = fork\n", encoding="utf-8")
-        covered = ["--cov=tvr_lightning", "--cov-context=test", "--cov-report="]
-        run_tests(copies[0], ["-n", str(WORKERS), "--dist", "loadfile", *covered])
-        (copies[0] / ".coverage").rename(database)
-    tests = tests_of_lines(database, copies[0])
-    files = [path for package in PACKAGES for path in sorted((copies[0] / "tvr_lightning" / package).rglob("*.py"))]
+    results, copied, covered = out / "mutants.jsonl", out / "copy", out / "coverage"
+    covered.mkdir(parents=True, exist_ok=True)
+    if not copied.exists():
+        subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--detach", str(copied), "HEAD"], check=True)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for library in ("tvr_lightning", *LIBRARIES):  # the first makes torchvision work
+        importlib.import_module(library)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tvr_lightning"]:
+        del sys.modules[name]
+
+    for test in track(sorted((copied / "tests").rglob("test_*.py")), "coverage"):
+        name = str(test.relative_to(copied))
+        found = covered / f"{name.replace('/', '.')}.json"
+        if not found.exists() and run_tests(copied, lambda name=name, found=found: cover(copied, name, found), 1200):
+            print(f"{name}: failed or did not end", flush=True)
+    tests = tests_of_lines(covered)
+    files = [path for package in PACKAGES for path in sorted((copied / "tvr_lightning" / package).rglob("*.py"))]
     mutants = [
-        Mutant(str(path.relative_to(copies[0])), node, kind, changed)
+        Mutant(str(path.relative_to(copied)), node, kind, changed)
         for path in files
         for node, kind, changed in places(path.read_text(encoding="utf-8"))
     ]
     if options.again:
-        found = [same_mutant(record, mutants) for record in read(options.again)]
-        sample = [mutant for mutant in found if mutant]
-        print(f"{len(sample)} of the {len(found)} mutants of {options.again} are still in the code")
+        nearest = [same_mutant(record, mutants) for record in read(options.again)]
+        sample = [mutant for mutant in nearest if mutant]
+        print(f"{len(sample)} of the {len(nearest)} mutants of {options.again} are still in the code")
     else:
         reached = [mutant for mutant in mutants if mutant.node.lineno in tests.get(mutant.file, {})]
         sample = random.Random(options.seed).sample(reached, min(options.mutants, len(reached)))
     done = [tuple(record.values())[:6] for record in read(results)]
-    free = queue.SimpleQueue[Path]()
-    for copied in copies:
-        free.put(copied)
-
-    def test(mutant: Mutant) -> dict[str, object]:
-        copied, began = free.get(), time.monotonic()
-        reaching = tests.get(mutant.file, {}).get(mutant.node.lineno, [])
-        path = copied / mutant.file
-        source = path.read_text(encoding="utf-8")
-        path.write_text(replaced(source, mutant.node, mutant.changed), encoding="utf-8")
-        try:
-            caught = bool(reaching) and run_tests(copied, ["-x", "-n", "0", *reaching[:MOST_TESTS]], MOST_SECONDS) != 0
-        finally:
-            path.write_text(source, encoding="utf-8")
-            free.put(copied)
-        seconds = round(time.monotonic() - began, 1)
-        return {**mutant.record(), "caught": caught, "tests": len(reaching), "seconds": seconds}
-
     left = [mutant for mutant in sample if tuple(mutant.record().values()) not in done]
-    with ThreadPoolExecutor(WORKERS) as pool, results.open("a", encoding="utf-8") as file:
-        for record in track(pool.map(test, left), "testing mutants", total=len(left)):
-            print(json.dumps(record), file=file, flush=True)
-    records = read(results)
+    with results.open("a", encoding="utf-8") as file:
+        for mutant in track(left, "testing mutants"):
+            print(json.dumps(tested(mutant, copied, tests)), file=file, flush=True)
+    report(read(results))
+
+
+def tested(mutant: Mutant, copied: Path, tests: dict[str, dict[int, list[str]]]) -> dict[str, object]:
+    """Change the copy, run the tests that reach the place until one fails, and undo the change."""
+    began, path = time.monotonic(), copied / mutant.file
+    reaching = tests.get(mutant.file, {}).get(mutant.node.lineno, [])
+    source = path.read_text(encoding="utf-8")
+    path.write_text(replaced(source, mutant.node, mutant.changed), encoding="utf-8")
+    try:
+        words = ["-x", "-p", "no:cacheprovider", *reaching[:MOST_TESTS]]
+        caught = bool(reaching) and run_tests(copied, lambda: pytest.main(words), MOST_SECONDS) != 0
+    finally:
+        path.write_text(source, encoding="utf-8")
+    seconds = round(time.monotonic() - began, 1)
+    return {**mutant.record(), "caught": caught, "tests": len(reaching), "seconds": seconds}
+
+
+def report(records: list[dict[str, Any]]) -> None:
+    """Print how many mutants of each package were caught, and those that survived."""
     for package in PACKAGES:
         of_package = [record["caught"] for record in records if f"/{package}/" in record["file"]]
         print(f"{package}: caught {sum(of_package)} of {len(of_package)}")
