@@ -9,8 +9,8 @@ package at a time is changed (a comparison or a sign flipped, a number off by on
 negated), and the tests that reach it run until one fails. All of this happens in a copy of the last commit, in
 processes forked from this one, which has imported the libraries. Every result is stored at once, so that a killed run
 continues; the summary is printed at the end. `--again` takes the mutants of an earlier run, so that two suites are
-compared on the same faults. Slow tests, tests that fail without a fault, and lines that only other processes reach are
-left out.
+compared on the same faults. Slow tests, tests of other packages, tests that fail without a fault, and lines that only
+other processes reach are left out.
 
 mutmut and cosmic-ray do not select the tests of a line among those of a whole suite, which takes minutes here.
 """
@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,12 @@ from rich.progress import track
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("methods", "pairwise", "evaluation", "data", "reproduce", "training", "runs")
-"""Packages whose results are printed."""
+"""Packages whose results are printed. Their own tests and those of parity are run."""
 LIBRARIES = (
     "coverage", "torch", "lightning.pytorch", "torchmetrics", "jsonargparse", "av", "pandas", "scipy.stats",
-    "matplotlib.pyplot", "hypothesis", "open_clip", "transformers",
+    "matplotlib.pyplot", "open_clip", "transformers",
 )  # fmt: skip
+FORKED = ("-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 MOST_TESTS, MOST_SECONDS = 80, 300
 """Limits of the tests of one mutant, those that reach the fewest lines first, and of their time."""
 COMPARISONS = {
@@ -168,7 +170,7 @@ class Contexts:
 def cover(copied: Path, test: str, out: Path) -> int:
     """Run a test file, and write the contexts of each line that it reaches."""
     found = Contexts(copied / "tvr_lightning")
-    status = pytest.main([test], plugins=[found])
+    status = pytest.main([*FORKED, test], plugins=[found])
     part = out.with_suffix(".part")
     part.write_text(json.dumps(found.lines(copied)), encoding="utf-8")
     part.rename(out)
@@ -215,11 +217,16 @@ def start(copied: Path, work: Callable[[], int]) -> int:
         sys.path.insert(0, str(copied))
         os.environ |= {"PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(nowhere, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(copied.with_name("last.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         status = work()
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
 
 
@@ -254,7 +261,8 @@ def main() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tvr_lightning"]:
         del sys.modules[name]
 
-    for test in track(sorted((copied / "tests").rglob("test_*.py")), "coverage"):
+    folders = [copied / "tests" / name for name in ("parity", *PACKAGES)]
+    for test in track([test for folder in folders for test in sorted(folder.rglob("test_*.py"))], "coverage"):
         name = str(test.relative_to(copied))
         found = covered / f"{name.replace('/', '.')}.json"
         if not found.exists() and run_tests(copied, lambda name=name, found=found: cover(copied, name, found), 1200):
@@ -288,7 +296,7 @@ def tested(mutant: Mutant, copied: Path, tests: dict[str, dict[int, list[str]]])
     source = path.read_text(encoding="utf-8")
     path.write_text(replaced(source, mutant.node, mutant.changed), encoding="utf-8")
     try:
-        words = ["-x", "-p", "no:cacheprovider", *reaching[:MOST_TESTS]]
+        words = ["-x", *FORKED, *reaching[:MOST_TESTS]]
         caught = bool(reaching) and run_tests(copied, lambda: pytest.main(words), MOST_SECONDS) != 0
     finally:
         path.write_text(source, encoding="utf-8")
