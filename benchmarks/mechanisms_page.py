@@ -90,6 +90,7 @@ def _tested(claim: Data, direction: str) -> Data:
     specific = [max(p, *(p_value(each[-1], side) for each in compared)) for p, side in zip(factor, SIDES, strict=True)]
     return {
         "seeds": seeds,
+        "baseline": [fmean(run[direction] for run in baseline["runs"][end]) for end in (0, -1)],
         "effect": estimate(strongest),
         "rise": estimate(rise),
         "over_controls": {arm["name"]: estimate(each[-1]) for arm, each in zip(controls, compared, strict=True)},
@@ -213,13 +214,17 @@ def _section(claims: Sequence[Data]) -> str:
     rows = []
     for each in claims:
         for words, test in zip(DIRECTIONS.values(), each["tests"].values(), strict=True):
-            cells = ["", "", "", ""]
+            cells = [""] * 5
             if "effect" in test:
                 controls = "; ".join(f"{name} {interval(found)}" for name, found in test["over_controls"].items())
                 p_values = "; ".join(f"{min(test[f'p_{name}']):.2g}" for name in ("factor", "specific"))
-                cells = [interval(test["effect"]), interval(test["rise"]), controls, p_values]
+                baseline = "{:.1f}, {:.1f}".format(*test["baseline"])
+                cells = [baseline, interval(test["effect"]), interval(test["rise"]), controls, p_values]
             rows.append([_named(each), words, *cells, each["refused"] or test["verdict"], str(test["seeds"])])
-    head = ("variant", "direction", "difference", "more than in the control", "compared with", "p", "verdict", "seeds")
+    head = (
+        "variant", "direction", "baseline without and with the factor", "difference", "more than without the factor",
+        "compared with", "p", "verdict", "seeds",
+    )  # fmt: skip
     curves = "\n".join(
         f"![Text-to-video R@1 of each arm by strength, {_named(each)}](mechanisms/{_figure(each)})"
         for each in claims

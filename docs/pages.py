@@ -36,8 +36,8 @@ not this page.
 
 "Measured" is text-to-video R@1 of the named variant minus that of this implementation, in points, with the 95 %
 interval over seeds, in a controlled synthetic experiment of `benchmarks/mechanisms.py`
-(`benchmarks/results/mechanisms.md`); each has the learning rate and the number of steps that suit it best. It shows the
-effect on a small head with synthetic features, not the effect on a published result. Empty: not measured.
+(`benchmarks/results/mechanisms.md`); each has the learning rate that suits it best. It shows the effect on a small head
+with synthetic features, not the effect on a published result. Empty: not measured.
 
 ## All methods
 
