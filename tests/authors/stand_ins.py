@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from parity.case import load_case
-from parity.restated import Sizes, block_names, layer_norm, linear, random_checkpoint
+from parity.restated import Sizes, block_names, layer_norm, linear, random_clip
 from transformers import CLIPConfig, CLIPModel
 
 from tvr_lightning.encoders import ClipEncoder
@@ -42,10 +42,8 @@ def random(shapes, scale=0.2):
 
 
 def openai_clip(vision_layers=1):
-    sizes = Sizes(
-        dimension=D, vision_layers=vision_layers, text_layers=1, patch=8, side=32, vocabulary=VOCABULARY, context=40
-    )
-    return {name: 0.5 * tensor for name, tensor in random_checkpoint(sizes, "meanP").items()}
+    sizes = Sizes(vision_layers=vision_layers, patch=8, side=32, vocabulary=VOCABULARY, context=40)
+    return {name: 0.5 * tensor for name, tensor in random_clip(sizes).items()}
 
 
 def drl():

@@ -9,6 +9,7 @@ from encoders.openai_state import openai_encoder
 from safetensors.torch import load_file, save_file
 
 from tvr_lightning.encoders import ClipEncoder
+from tvr_lightning.encoders.clip import openai_configuration
 
 SWITCHES = [
     ("clip4clip_meanP", False, True),
@@ -56,6 +57,14 @@ def test_features_equal_those_of_the_authors(parity_cases, case, text_mask, fram
             plain = openai_encoder(clip_of(tensors)).encode_tokens(tensors["input.input_ids"])
         torch.testing.assert_close(plain.sentence, tensors["feature.sentence"], rtol=0, atol=2e-6)
         assert (plain.words - tensors["feature.words"])[~plain.word_mask].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["ViT-B-32", "ViT-L-14"])
+def test_sizes_and_heads_are_those_of_open_clip(architecture):
+    config = open_clip.get_model_config(architecture)
+    with torch.device("meta"):
+        found = openai_configuration(open_clip.CLIP(**config).state_dict())
+    assert found == {**config, "quick_gelu": True, "vision_cfg": {**config["vision_cfg"], "head_width": 64}}
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore::torch.jit.TracerWarning")

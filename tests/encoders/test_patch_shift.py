@@ -3,7 +3,7 @@
 import pytest
 import torch
 from encoders.openai_state import openai_encoder
-from parity.restated import Sizes, block, norm, random_checkpoint
+from parity.restated import Sizes, attention, norm, random_clip, with_mlp
 
 from tvr_lightning.encoders import ClipEncoder
 
@@ -19,43 +19,29 @@ def neighbors(frame, token, step, frames):
     return frame
 
 
-def attention(y, state, name):
-    width = y.shape[-1]
-    q, k, v = (y @ state[f"{name}.attn.in_proj_weight"].T + state[f"{name}.attn.in_proj_bias"]).split(width, -1)
-    mixed = (q @ k.T / width**0.5).softmax(-1) @ v
-    return mixed @ state[f"{name}.attn.out_proj.weight"].T + state[f"{name}.attn.out_proj.bias"]
-
-
 def restated(state, clip, layers, patch):
     """Tokens (F, L, D) of one clip (F, 3, S, S), one head of width 64."""
     tokens = []
     for image in clip:
         cells = torch.nn.functional.conv2d(image[None], state["clip.visual.conv1.weight"], stride=patch)[0]
         cells = torch.cat([state["clip.visual.class_embedding"][None], cells.flatten(1).T])
-        tokens.append(norm(cells + state["clip.visual.positional_embedding"], state, "clip.visual.ln_pre", 1e-5))
+        tokens.append(norm(cells + state["clip.visual.positional_embedding"], state, "clip.visual.ln_pre"))
     frames, length = len(tokens), len(tokens[0])
     for n in range(layers):
         name = f"{BLOCK}.{n}"
-        if n not in (10, 11):
-            tokens = [block(x, state, name, 1e-5, 0) for x in tokens]
-            continue
-        normed = [norm(x, state, f"{name}.ln_1", 1e-5) for x in tokens]
-        shifted = [
-            torch.stack([normed[neighbors(i, token, length // 7, frames)][token] for token in range(length)])
-            for i in range(frames)
-        ]
-        tokens = [x + attention(y, state, name) for x, y in zip(tokens, shifted, strict=True)]
-        for i, x in enumerate(tokens):
-            y = norm(x, state, f"{name}.ln_2", 1e-5) @ state[f"{name}.mlp.c_fc.weight"].T
-            y = y + state[f"{name}.mlp.c_fc.bias"]
-            y = y / (1 + (-1.702 * y).exp())
-            tokens[i] = x + y @ state[f"{name}.mlp.c_proj.weight"].T + state[f"{name}.mlp.c_proj.bias"]
-    return torch.stack([norm(x, state, "clip.visual.ln_post", 1e-5) @ state["clip.visual.proj"] for x in tokens])
+        normed = [norm(x, state, f"{name}.ln_1") for x in tokens]
+        if n in (10, 11):
+            normed = [
+                torch.stack([normed[neighbors(i, token, length // 7, frames)][token] for token in range(length)])
+                for i in range(frames)
+            ]
+        for i, y in enumerate(normed):
+            tokens[i] = with_mlp(tokens[i] + attention(y, state, name), state, name)
+    return torch.stack([norm(x, state, "clip.visual.ln_post") @ state["clip.visual.proj"] for x in tokens])
 
 
-def checkpoint(side, layers=12, patch=4):
-    sizes = Sizes(dimension=64, text_layers=1, vision_layers=layers, patch=patch, side=side)
-    return {name: tensor.double() for name, tensor in random_checkpoint(sizes, "meanP").items()}
+def checkpoint(side, layers=12):
+    return {name: tensor.double() for name, tensor in random_clip(Sizes(vision_layers=layers, side=side)).items()}
 
 
 def encoder_of(state, double=True, **switches):

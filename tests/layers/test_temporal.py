@@ -18,6 +18,13 @@ def test_padding_does_not_change_real_frames_and_videos_without_frames_are_finit
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
 
 
+def test_every_64_dimensions_are_a_head():
+    plain, two = TemporalTransformer(128, layers=1, frames=3), TemporalTransformer(128, layers=1, heads=2, frames=3)
+    two.load_state_dict(plain.state_dict())
+    frames, mask = torch.randn(2, 3, 128), torch.ones(2, 3)
+    assert torch.equal(plain(frames, mask), two(frames, mask))
+
+
 def test_the_lstm_keeps_padded_frames_and_rejects_gaps():
     encoder = TemporalLSTM(16)
     frames = torch.randn(1, 4, 16)

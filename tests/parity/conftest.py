@@ -4,12 +4,10 @@ The suite's own cases are in tests/parity_cases. The environment variable TVR_PA
 ones, of which the suite runs those about training and inputs.
 """
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
 OWN = Path(__file__).parents[1] / "parity_cases"
 LONG = "ncl"  # 20,000 Sinkhorn iterations each
@@ -80,15 +78,3 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if not KINDS.keys() & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
-
-
-@pytest.fixture
-def write_case(tmp_path):
-    """Write tensors as a case of a method and return its path."""
-
-    def write(tensors, method="clip4clip", name="case", **config):
-        path = tmp_path / f"{name}.safetensors"
-        save_file(tensors, path, {"method": method, "config": json.dumps(config)})
-        return path
-
-    return write

@@ -1,23 +1,19 @@
 """Large tables, and kills of writers and servers."""
 
-import importlib.util
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from search_parts import find, write_clip
+from search_parts import write_clip
 from torch.nn.functional import normalize
 
 from tvr_lightning.search import table as tables
-from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.table import IndexTable
 
@@ -134,28 +130,3 @@ def test_a_loaded_server_reports_no_error_and_no_leak_while_writers_are_killed(
     assert load.returncode == 0, printed
     assert kills
     assert index([], out, progress=False).total == 16 + kills
-
-
-@pytest.mark.slow
-def test_a_server_killed_under_load_leaves_the_index_unchanged(indexed, ended):
-    spec = importlib.util.spec_from_file_location("serving_benchmark", BENCHMARK)
-    serving = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(serving)
-    with Searcher(indexed) as searcher:
-        before = find(searcher, "a red square")
-    port = free_port()
-    server = ended(serving.start(indexed, port))
-    took, statuses = [], Counter()
-    given = (port, time.monotonic() + 600, took, statuses)
-    clients = [threading.Thread(target=serving.client, args=(*given, number)) for number in range(4)]
-    for client in clients:
-        client.start()
-    while len(took) < 20:
-        time.sleep(0.05)
-    server.kill()
-    for client in clients:
-        client.join()
-    server.wait()
-    assert {status for _, status in statuses} == {0, 200}, "connections break off, but no answer is wrong"
-    with Searcher(indexed) as searcher:
-        assert find(searcher, "a red square") == before
