@@ -1,6 +1,8 @@
 """Errors that a user can fix: the command line prints their message instead of a traceback."""
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 
 class UserError(ValueError):
@@ -12,6 +14,14 @@ class UserError(ValueError):
 
 class MissingAssetError(UserError):
     """Data or weights are missing; the message names them, the searched paths, and the expected contents."""
+
+
+def optional(library: str, extra: str, need: str) -> Any:
+    """Import a library of an extra; the error states what needs it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise UserError(f"{need} needs {library.replace('_', '-')}: pip install 'tvr-lightning[{extra}]'") from error
 
 
 def check_present(checks: Iterable[Callable[[], object]]) -> None:

@@ -17,6 +17,7 @@ from search_parts import find, find_file, save_checkpoint, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
+from tvr_lightning.errors import UserError
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.methods import GAID
 from tvr_lightning.search.engine import Searcher, best_moments
@@ -179,7 +180,7 @@ def test_an_example_and_text_count_equally(searcher, gallery, tmp_path, rerank, 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lancedb", None)
-    with pytest.raises(SearchError, match=r"needs the package lancedb.*tvr-lightning\[search\]"):
+    with pytest.raises(UserError, match=r"the index needs lancedb: pip install 'tvr-lightning\[search\]'"):
         IndexTable(tmp_path)
 
 

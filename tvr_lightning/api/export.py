@@ -17,10 +17,9 @@ from typing_extensions import override
 
 from tvr_lightning.api.model import Model, load, zero_shot
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders.hub import optional
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.tuning import merge_lora
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.features import FeatureBatch, TextFeatures, VideoFeatures
 from tvr_lightning.files import TEMPORARY, explain_write_errors
 from tvr_lightning.layers.cosine import unit

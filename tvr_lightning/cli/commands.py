@@ -17,7 +17,7 @@ from tvr_lightning.cli import data, evaluate, features, search, tables, train
 from tvr_lightning.cli.options import PathKind
 from tvr_lightning.config.check import Merger
 from tvr_lightning.config.schema import cached_schema
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.option_types import Range, in_words, parts_of
 
 RECIPE = ("model", "data", "trainer", "results", "checkpoints", "eval_memory", "seed_everything", "print_config")
@@ -154,11 +154,7 @@ def _hint(command: Command, option: str, own: Iterable[str]) -> str:
 
 def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the script"], /) -> None:
     """Print a script that completes commands and options in a shell, as for eval "$(tvr completion bash)"."""
-    try:
-        import shtab
-    except ImportError as error:
-        raise UserError("tvr completion needs shtab: pip install 'tvr-lightning[completion]'") from error
-
+    shtab = optional("shtab", "completion", "tvr completion")
     whole = argparse.ArgumentParser(prog="tvr")
     commands = whole.add_subparsers()
     groups = {"": commands, "data": commands.add_parser("data", help="commands for datasets").add_subparsers()}

@@ -22,8 +22,8 @@ from torch import Tensor
 from tvr_lightning.data.records import VideoRecord, tidy
 from tvr_lightning.data.recover_captions import SCHEMA, Description
 from tvr_lightning.encoders.base import fingerprint
-from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, optional, repository_folder
-from tvr_lightning.errors import UserError, abbreviated
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, is_repository, repository_folder
+from tvr_lightning.errors import UserError, abbreviated, optional
 from tvr_lightning.files import Journal, explain_write_errors, replace_whole
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation

@@ -1,19 +1,17 @@
 """Files from repositories on the Hugging Face Hub."""
 
-import importlib
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.errors import MissingAssetError
 
 PROBE_SECONDS = 5.0
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -29,14 +27,6 @@ class MissingWeightsError(MissingAssetError):
     def __init__(self, looked_for: str, fix: str = "") -> None:
         super().__init__(f"{looked_for}. {fix}" if fix else looked_for)
         self.looked_for = looked_for
-
-
-def optional(library: str, extra: str, need: str) -> Any:
-    """Import a library of an extra; the error states what needs it."""
-    try:
-        return importlib.import_module(library)
-    except ImportError as error:
-        raise UserError(f"{need} needs {library.replace('_', '-')}: pip install 'tvr-lightning[{extra}]'") from error
 
 
 def repository_folder(name: str, any_of: Sequence[str], missing: str, fix: str, files: Sequence[str] = ()) -> Path:

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.encoders.hub import MissingWeightsError, how_to_download, optional
-from tvr_lightning.errors import UserError
+from tvr_lightning.encoders.hub import MissingWeightsError, how_to_download
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.clip_file import ClipFile, DecodedFrames
 from tvr_lightning.media.preparation import ResizeMode

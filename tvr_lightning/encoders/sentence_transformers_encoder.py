@@ -16,9 +16,9 @@ from typing_extensions import override
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.base import Encoder, Tower
 from tvr_lightning.encoders.compiled import blocks_of
-from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
+from tvr_lightning.encoders.hub import how_to_download, repository_folder
 from tvr_lightning.encoders.video_input import FEWEST_TOKENS, VideoOptions, video_input
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.option_types import Count, Role
 

@@ -15,8 +15,7 @@ from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from typing_extensions import override
 
 from tvr_lightning.data.batch import Tokens
-from tvr_lightning.encoders.hub import optional
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, optional
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing_extensions import override
 from tvr_lightning.data.audio_alignment import SHORTEST_WAVEFORM
 from tvr_lightning.data.batch import AudioInput
 from tvr_lightning.encoders.audio import AudioEncoder, pool_steps
-from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, optional, repository_folder
-from tvr_lightning.errors import UserError
+from tvr_lightning.encoders.hub import WEIGHTS, how_to_download, repository_folder
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.option_types import WeightFile
 
 Wav2Vec2Size = Literal["base", "large"]

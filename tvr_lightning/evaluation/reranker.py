@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from tvr_lightning.encoders.hub import how_to_download, optional, repository_folder
-from tvr_lightning.errors import UserError
+from tvr_lightning.encoders.hub import how_to_download, repository_folder
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.media.sampling import Span
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.option_types import Count, FrameSampling, Role, check

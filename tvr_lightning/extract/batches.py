@@ -14,7 +14,7 @@ from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.container import MediaError
@@ -127,10 +127,7 @@ def map_in_ray(
     Raises:
         UserError: Ray is not installed, or there is no cluster at the address.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("--engine ray needs Ray: pip install 'tvr-lightning[ray]', or use --engine local") from error
+    ray = optional("ray", "ray", "--engine ray")
     own = not ray.is_initialized()
     try:
         if own:

@@ -1,7 +1,4 @@
-"""Errors of the search, and imports of its optional packages."""
-
-import importlib
-from types import ModuleType
+"""Errors of the search."""
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.search.results import printable
@@ -24,14 +21,3 @@ class BusyError(SearchError):
 
 class UnreadableError(SearchError):
     """The files of the index cannot be read or written. The message names them, so it is not for clients."""
-
-
-def optional(module: str, purpose: str) -> ModuleType:
-    """Import a module of the extra `search`."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise SearchError(
-            f"{purpose} needs the package {module.partition('.')[0]} ({error}). Install it with "
-            "pip install 'tvr-lightning[search]'"
-        ) from error

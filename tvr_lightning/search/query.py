@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvr_lightning.errors import UserError
-from tvr_lightning.search.errors import optional
+from tvr_lightning.errors import UserError, optional
 from tvr_lightning.search.results import Normalize
 
-optional("pydantic", "tvr search")
+optional("pydantic", "search", "tvr search")
 from pydantic import BaseModel, Field, model_validator  # noqa: E402
 
 MAX_TEXT = 2000

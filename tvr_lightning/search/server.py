@@ -20,16 +20,17 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from tvr_lightning import __version__
+from tvr_lightning.errors import optional
 from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError
 from tvr_lightning.media.image import ImageError
 from tvr_lightning.search.engine import ExampleKind, Searcher
-from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError, optional
+from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import NamedPaths, relative, within
 from tvr_lightning.search.query import ID, MAX_TEXT, SearchQuery, sentence
 from tvr_lightning.search.results import Answer, printable
 from tvr_lightning.search.table import VideoRow
 
-optional("fastapi", "tvr serve")
+optional("fastapi", "search", "tvr serve")
 import anyio  # noqa: E402
 from fastapi import Depends, FastAPI, HTTPException, Query, Request  # noqa: E402
 from fastapi import Path as InPath  # noqa: E402
@@ -265,7 +266,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
 
 def serve(searcher: Searcher, options: ServerOptions) -> None:
     """Serve until interrupted, and finish current requests."""
-    uvicorn = optional("uvicorn", "tvr serve")
+    uvicorn = optional("uvicorn", "search", "tvr serve")
     token = options.required_token()
     served = _served_folders(searcher, options)
     if kept := [str(root) for root in searcher.table.roots if not within(root, served)]:

@@ -23,8 +23,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from tvr_lightning.errors import optional
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError, optional
+from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import VideoFile
 
 TABLE = "videos"
@@ -116,7 +117,7 @@ class IndexTable:
         self._facts: dict[str, Any] = {"version": VERSION, "identity": secrets.token_hex(16)}  # of a new table
         self._table: Any = None
         self._joined, self._left = float("-inf"), 0  # when files were joined, and how many stayed small
-        self._lancedb = optional("lancedb", "the index")
+        self._lancedb = optional("lancedb", "search", "the index")
         with self._explained():
             if "://" in self.address or self._has_files(create):
                 self._open(self._connect())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import optional
 from tvr_lightning.media.workers import worker_context
 from tvr_lightning.reproduce.runs.execute import LOG, run_task
 
@@ -43,10 +43,7 @@ class SlurmEngine:
         self, folder: Path, partition: str | None = None, minutes: int = 1440, gpus: int = 1, memory_gib: int = 64,
         max_parallel_jobs: int = 16, cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:  # fmt: skip
-        try:
-            import submitit
-        except ImportError as error:
-            raise UserError("--engine slurm needs submitit: pip install 'tvr-lightning[slurm]'") from error
+        submitit = optional("submitit", "slurm", "--engine slurm")
         self.max_parallel = max_parallel_jobs
         self._folder = folder
         self._job: Any = submitit.SlurmJob if cluster == "slurm" else submitit.LocalJob
