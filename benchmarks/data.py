@@ -33,19 +33,20 @@ import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.data.datasets import VideoDataset
-from tvr_lightning.data.readers import StoreReader, VideoReader
+from tvr_lightning.data.readers import MediaReader, StoreReader, VideoReader
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
-from tvr_lightning.extract.plan import FILES, ExtractOptions, ExtractSource, source_of_files
+from tvr_lightning.extract.plan import ExtractOptions, ExtractSource
 from tvr_lightning.extract.run import ExtractReport, extract
 from tvr_lightning.media.compression import Compression, compress
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
 from tvr_lightning.media.workers import worker_context
-from tvr_lightning.store import FeatureStore
+from tvr_lightning.store import FeatureStore, StoreItem
 
 FRAMES, SIZE, BATCH = 12, 224, 8
+DATASET = "clips"
 CROP = Preparation(SIZE)
 
 
@@ -162,14 +163,17 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     videos = sorted((Path(os.environ["TVR_TEST_DATA"]) / "clips" / "videos").iterdir())[: options.clips]
     with tempfile.TemporaryDirectory() as folder:
-        source = source_of_files(videos, CROP, FRAMES, audio=AudioOptions("whisper"))
+        records = [VideoRecord(video.name, video) for video in videos]
+        items = [StoreItem(DATASET, "test", video.name, str(video)) for video in videos]
+        silent = MediaReader(FRAMES, CROP, "one-fps-uniform")
+        heard = MediaReader(FRAMES, CROP, "one-fps-uniform", audio=AudioOptions("whisper"), on_corrupt="skip")
+        source = ExtractSource(list(zip(records, items, strict=True)), [], heard)
         frames = extraction(source, Path(folder), ["frames"], options.num_workers)
         audio = extraction(source, Path(folder), ["audio"], options.num_workers)
         extraction(source, Path(folder), ["pixels"], options.num_workers)
-        split = Split("test", "", [record for record, _ in source.videos], [])
-        silent = source_of_files(videos, CROP, FRAMES).read
+        split = Split("test", "", records, [])
         store = FeatureStore(folder)
-        stored, pixels = StoreReader(store, FILES), StoreReader(FeatureStore(folder, ["pixels"]), FILES, silent)
+        stored, pixels = StoreReader(store, DATASET), StoreReader(FeatureStore(folder, ["pixels"]), DATASET, silent)
         copied = copies(split, Path(folder))
         naive = NaiveReader()
         ways: list[tuple[str, Split, VideoReader, int, int]] = [

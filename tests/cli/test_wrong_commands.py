@@ -135,12 +135,7 @@ LATER = {
     "index empty --ckpt_path a.txt --weights none": "--weights cannot be combined with --ckpt_path, since a checkpoint",
 }
 NOT_APPLICABLE = {
-    "extract --config clip4clip --frames 8 --seed 0": "--frames, --seed cannot be used with --config.",
-    "extract --config clip4clip empty": "Give either a recipe (--config FILE) or video files and folders",
-    "extract empty --data.init_args.frames=2": "--data.init_args.frames=2 overrides an option of a recipe.",
-    "extract empty --verify_sample 8": "--verify_sample can only be used for a verification. Add --verify.",
-    "extract empty --actors 1 --address auto": "--actors, --address can only be used with Ray. Add --engine ray.",
-    "extract empty --engine ray --verify": "--engine ray cannot be used with --verify",
+    "extract --config clip4clip --actors 1 --address auto": "--actors, --address can only be used with Ray.",
     "evaluate a.txt --ids a.txt --data.init_args.split 7k": "No dataset is given",
     "evaluate a.txt a.txt --ids a.txt --name mine": "--name cannot be used with several files of scores",
     "evaluate a.txt --ids a.txt --bank_texts a.txt": "--bank_texts can only be used with a normalization",

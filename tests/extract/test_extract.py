@@ -17,26 +17,23 @@ from child_processes import fork
 from extract.small import encoders, options
 from lightning.pytorch import seed_everything
 from PIL import Image
-from safetensors.torch import load_file
 from small_run import small_run
 from sound_files import tone, write_clip
 
 from tvr_lightning.cli import main
-from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.video_folder import VideoFolder
 from tvr_lightning.encoders.tiny import TinyClipEncoder
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.fingerprint import check_store
-from tvr_lightning.extract.plan import ExtractOptions, source_of_data, source_of_files
+from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.verify import verify
 from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.media.augment import draw_augmentation
 from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.methods.clip4clip import CLIP4Clip, CLIP4ClipOptions
 from tvr_lightning.progress import progress_file
-from tvr_lightning.store import FeatureStore, StoreError, StoreWriter
+from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.optim import OptimizerConfig
 
@@ -185,57 +182,39 @@ class WithoutPatches(TinyClipEncoder):
     gives_patches = False
 
 
-def test_files_and_folders_need_no_annotations_and_parts_must_exist(tmp_path):
-    clips = tmp_path / "deep" / "er"
-    clips.mkdir(parents=True)
-    write_clip(clips / "bad.mkv", tone(2.0), codec="aac", spoil=lambda n: n > 10)
-    write_clip(clips / "mute.mp4", None)
-    (clips / "notes.txt").write_text("no video", encoding="utf-8")
+def test_videos_with_damaged_or_without_audio_are_kept_and_parts_must_exist(tmp_path):
+    write_clip(tmp_path / "bad.mkv", tone(2.0), codec="aac", spoil=lambda n: n > 10)
+    write_clip(tmp_path / "mute.mp4", None)
     write_clip(tmp_path / "good.MKV", tone(2.0))
-    given = ([tmp_path / "deep", tmp_path / "good.MKV"], Preparation(32))
-    report = extract(source_of_files(*given, 3, audio=AudioOptions("whisper")), *encoders(), options(tmp_path / "all"))
+    names = ("bad.mkv", "mute.mp4", "good.MKV")
+    (tmp_path / "captions.csv").write_text("file,caption,split\n" + "".join(f"{name},a clip,test\n" for name in names))
+    sizes = {"frames": 3, "words": 12, "image_size": 32, "batch_size": 2, "num_workers": 0}
+    source, silent = (
+        source_of_data(VideoFolder(root=str(tmp_path), audio=audio, **sizes), ["test"]) for audio in ("whisper", "none")
+    )
+    report = extract(source, *encoders(), options(tmp_path / "all"))
     assert report.skipped == []
-    (problem,) = report.problems  # whose video is kept
-    assert f"{clips / 'bad.mkv'}: audio track:" in problem
-    keys = [("files", path.as_posix(), None) for path in (tmp_path / "good.MKV", clips / "mute.mp4")]
+    (problem,) = report.problems
+    assert f"{tmp_path / 'bad.mkv'}: audio track:" in problem
+    keys = [source.videos[number][1].key for number in (2, 1)]
     assert FeatureStore(tmp_path / "all").video(keys).audio_mask.any(dim=1).tolist() == [True, False]
-    source = source_of_files(*given, frames=3)
-    extract(source, encoders()[0], None, options(tmp_path / "store"))
-    assert FeatureStore(tmp_path / "store").parts == ["frames", "patches"]
+    extract(silent, encoders()[0], None, options(tmp_path / "store"))
+    assert FeatureStore(tmp_path / "store").parts == ["text", "frames", "patches"]
     encoder = encoders(kind=WithoutPatches)[0]
-    report = extract(source, encoder, None, options(tmp_path / "other", what=["all"]))
-    assert report.written.keys() == {"frames"}
+    report = extract(silent, encoder, None, options(tmp_path / "other", what=["all"]))
+    assert report.written.keys() == {"text", "frames"}
     for clip, part, message in (
-        (encoders()[0], "text", "there are no texts"),
         (encoders()[0], "audio", "there is no audio encoder"),
         (encoder, "patches", "WithoutPatches provides none"),
     ):
         with pytest.raises(ValueError, match=f"--parts {part}: {message}"):
-            extract(source, clip, None, options(tmp_path / "store", what=[part]))
-    (tmp_path / "empty").mkdir()
-    for folder, message in (("nowhere", "no such file or folder"), ("empty", "no videos in")):
-        with pytest.raises(MissingAssetError, match=message):
-            source_of_files([tmp_path / folder], Preparation(32))
-
-
-def test_verification_recomputes_a_sample_and_names_a_video_whose_content_changed(dataset, extracted, tmp_path):
-    deviations = verify(source_of_data(with_audio(dataset)), *encoders(), options(extracted[0]), sample=3)
-    assert set(deviations) == {"sentence", "words", "frames", "patches", "audio"}
-    assert max(deviations.values()) < 1e-4
-    root = shutil.copytree(dataset, tmp_path / "data")
-    videos = sorted((root / "msrvtt" / "videos").iterdir())
-    contents = [video.read_bytes() for video in videos]
-    for video, content in zip(videos, contents[1:] + contents[:1], strict=True):
-        video.write_bytes(content)
-    with pytest.raises(StoreError, match=r"video\d+\.mp4: the stored frames deviate"):
-        verify(source_of_data(with_audio(root)), *encoders(), options(extracted[0]))
+            extract(silent, clip, None, options(tmp_path / "store", what=[part]))
 
 
 def test_a_store_of_another_encoder_or_sampling_is_refused_with_both_values(dataset, extracted, tmp_path):
     source, other_weights = source_of_data(with_audio(dataset)), r"weights: the store has '\w+', this run '\w+'"
-    for run in (extract, verify):
-        with pytest.raises(StoreError, match=other_weights):
-            run(source, *encoders(seed=1), options(extracted[0]))
+    with pytest.raises(StoreError, match=other_weights):
+        extract(source, *encoders(seed=1), options(extracted[0]))
     store, (clip, whisper), (other_clip, other_whisper) = FeatureStore(extracted[0]), encoders(), encoders(seed=1)
     assert "text, frames, patches, audio" in check_store(store, clip, whisper)
     for given, message in (
@@ -297,7 +276,7 @@ def test_training_from_the_store_gives_the_losses_of_training_from_videos(datase
         ExtractOptions("x", shard_size=0)
 
 
-@pytest.mark.parametrize("run", [extract, verify, check_store])
+@pytest.mark.parametrize("run", [extract, check_store])
 def test_the_weights_of_each_encoder_are_hashed_once_per_run(dataset, extracted, run):
     clip, whisper = encoders()
     for encoder in (clip, whisper):
@@ -394,9 +373,6 @@ def test_frames_of_any_size_are_stored_with_their_times(dataset, tmp_path):
         assert torch.equal(one.times, other.times)
         assert [len(clip) for clip in one.pixels] == one.frame_mask.sum(1).tolist()
         assert (one.times[:, 1:] > 0).all()
-    encoder = encoders()[0]
-    encoder.resize_mode = "unchanged"
-    assert verify(source_of_data(without_audio(dataset, **sizes)), encoder, None, store) == {"pixels": 0.0}
     with pytest.raises(UserError, match="augmentation 'crop-flip' makes frames square"):
         without_audio(dataset, **sizes, augmentation="crop-flip")
 
@@ -406,7 +382,6 @@ def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp
     recipe = small_run(msrvtt, tmp_path)[:6]  # options of the dataset and its frames
     assert main(["extract", *recipe, "--parts=pixels", f"--out={out}", "--num_workers=0"]) == 0
     assert FeatureStore(out).parts == ["pixels"]
-    assert main(["extract", *recipe, "--verify", f"--out={out}"]) == 0
     assert main(["fit", *small_run(msrvtt, tmp_path / "runs", f"--data.init_args.pixels={out}")]) == 0
     (run,) = (tmp_path / "runs").glob("*/*")
     weights = [torch.load(each / "checkpoints" / "last.ckpt", weights_only=True) for each in (finished_run, run)]
@@ -426,15 +401,3 @@ def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp
 def test_options_that_stored_pixels_cannot_serve_are_refused(dataset, pixels, changes, message):
     with pytest.raises(UserError, match=message):
         without_audio(dataset, antialias=False, pixels=pixels.out, **changes).setup("fit")
-
-
-def test_verification_finds_pixels_that_differ_from_the_videos(dataset, tmp_path):
-    given, source = pixels_of(dataset, tmp_path / "store"), source_of_data(without_audio(dataset))
-    assert verify(source, encoders()[0], None, given) == {"pixels": 0.0}
-    shards = FeatureStore(given.out)._shards
-    with StoreWriter.open(tmp_path / "other", {"pixels": shards[0].header.fingerprint}, "tvr extract") as writer:
-        for shard in shards:
-            tensors = load_file(shard.path)
-            writer.append("pixels", shard.header.items, {"pixels": tensors["pixels"] ^ 1}, tensors["mask"])
-    with pytest.raises(StoreError, match="the stored pixels deviate"):
-        verify(source, encoders()[0], None, options(tmp_path / "other"))

@@ -14,7 +14,6 @@ from extract.small import encoders, options
 from tvr_lightning.data.video_folder import VideoFolder
 from tvr_lightning.extract.plan import source_of_data
 from tvr_lightning.extract.run import extract
-from tvr_lightning.extract.verify import verify
 from tvr_lightning.store import FeatureStore, StoreError
 
 NAMES = [f"clip{number}" for number in range(4)]
@@ -67,17 +66,6 @@ def test_features_of_another_folder_with_the_same_file_names_are_refused(folders
     report = extracted(root, tmp_path / "other")
     assert (report.written["frames"], report.kept["frames"]) == (1, 3)
     assert not torch.equal(features(root, tmp_path / "other"), expected)
-
-
-def test_verify_finds_a_replaced_file_outside_its_sample(folders, tmp_path):
-    root = shutil.copytree(folders[0], tmp_path / "data")
-    extracted(root, tmp_path / "store")
-    source = source_of_data(data(root), ["train", "test"])
-    given = (source, encoders()[0], None, options(tmp_path / "store"))
-    assert verify(*given, sample=0) == {}
-    shutil.copyfile(folders[1] / "videos" / f"{NAMES[3]}.mp4", root / "videos" / f"{NAMES[3]}.mp4")
-    with pytest.raises(StoreError, match="1 of 4 videos are not the files whose frames"):
-        verify(*given, sample=0)
 
 
 def test_features_are_read_for_a_copy_and_without_the_videos(folders, tmp_path):

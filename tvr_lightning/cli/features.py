@@ -7,16 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.options import Config, Device, FileOrFolder, NewFile, NewFolder, chosen_device
+from tvr_lightning.cli.options import Config, Device, NewFile, NewFolder, chosen_device
 from tvr_lightning.config.recipe_files import refuse_options
-from tvr_lightning.errors import UserError, check_present
+from tvr_lightning.errors import check_present
 from tvr_lightning.option_types import (
     CAPTION_MODEL,
     CAPTION_PROMPT,
     Count,
     ExtractEngine,
     FeaturePart,
-    FrameSampling,
     Range,
     StoreDtype,
     Workers,
@@ -27,58 +26,25 @@ SplitName = Literal["train", "val", "test"]
 
 
 def extract(
-    videos: Annotated[list[FileOrFolder], "video files and folders, instead of a recipe"] = [],
-    /,
-    config: Config = [],
+    config: Config,
     out: Annotated[NewFolder, "folder of the feature store"] = Path("features"),
     parts: Annotated[list[FeaturePart], "part to extract; all but pixels by default"] = [],
-    verify_sample: Annotated[Count | None, "number of items that --verify recomputes; 8 by default"] = None,
-    verify: Annotated[bool, "compare a sample of a finished store with recomputed features, write nothing"] = False,
-    architecture: Annotated[str | None, "open_clip name of the encoder; ViT-B-32 by default"] = None,
-    weights: Annotated[str | None, "its weights: a file, an open_clip tag, or none; openai by default"] = None,
-    audio_weights: Annotated[str | None, "Whisper weights for audio features: a file, or none"] = None,
-    frames: Annotated[Count | None, "number of frames per video; 12 by default"] = None,
-    sampling: Annotated[FrameSampling | None, "rule for selecting the frames; one-fps-uniform by default"] = None,
     batch_size: Annotated[Count, "number of items per pass through an encoder"] = 32,
     num_workers: Annotated[Workers, "number of processes that decode"] = 2,
     dtype: Annotated[StoreDtype, "data type of the stored features"] = "float32",
     device: Device = None,
-    seed: Annotated[int | None, "seed for random weights; 0 by default"] = None,
     engine: Annotated[ExtractEngine, "ray uses actors of a Ray cluster to read and encode"] = "local",
     actors: Annotated[Count | None, "number of Ray actors; 1 by default"] = None,
     address: Annotated[str | None, "running Ray cluster with the same paths; a local one by default"] = None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Encode a recipe's dataset, or any videos, once and store the features; rerun the command to resume.
-
-    A recipe sets data and encoders. The options architecture, weights, audio_weights, frames, sampling, and seed are
-    for videos without a recipe, which need no annotations.
-    """
-    if bool(videos) == bool(config):
-        raise UserError("Give either a recipe (--config FILE) or video files and folders to extract from.")
-    of_files = {
-        "architecture": architecture, "weights": weights, "audio_weights": audio_weights, "frames": frames,
-        "sampling": sampling, "seed": seed,
-    }  # fmt: skip
-    if config:
-        refuse_options(of_files, "cannot be used with --config. Set the recipe's own options instead.")
-    elif overrides:
-        raise UserError(f"{overrides[0]} overrides an option of a recipe. Add --config FILE.")
-    if not verify:
-        refuse_options({"verify_sample": verify_sample}, "can only be used for a verification. Add --verify.")
+    """Encode a recipe's dataset once and store the features; rerun the command to resume."""
     if engine == "local":
         refuse_options({"actors": actors, "address": address}, "can only be used with Ray. Add --engine ray.")
-    elif verify:
-        raise UserError("--engine ray cannot be used with --verify, which computes in this process. Leave it out.")
     with loading("extract"):
-        import torch
-
         from tvr_lightning.config.recipe import from_recipe
-        from tvr_lightning.data.audio_alignment import AudioOptions
-        from tvr_lightning.encoders import ClipEncoder, WhisperEncoder
-        from tvr_lightning.extract.plan import ExtractOptions, source_of_data, source_of_files
+        from tvr_lightning.extract.plan import ExtractOptions, source_of_data
         from tvr_lightning.extract.run import extract as extract_features
-        from tvr_lightning.extract.verify import verify as compare_store
         from tvr_lightning.progress import shown
 
     options = ExtractOptions(
@@ -94,24 +60,10 @@ def extract(
         address=address,
     )
     with shown("extract: loading the encoders"):
-        if config:
-            method, data = from_recipe(config, overrides)
-            source, encoder = source_of_data(data), method.encoder
-            audio_encoder = getattr(method, "audio_encoder", None)
-        else:
-            torch.manual_seed(seed or 0)  # random weights must be the same when an interrupted extraction resumes
-            encoder = ClipEncoder(architecture or "ViT-B-32", weights or "openai")
-            audio_encoder = WhisperEncoder(weights=audio_weights) if audio_weights else None
-            audio = AudioOptions("whisper") if audio_weights else None
-            rule = sampling or "one-fps-uniform"
-            source = source_of_files(videos, encoder.preparation, frames or 12, rule, audio)
-    if verify:
-        sample = verify_sample or 8
-        with shown(f"extract: computing {sample} items again"):
-            deviations = compare_store(source, encoder, audio_encoder, options, sample=sample)
-        print("\n".join(f"{name}: largest deviation {deviation:.1e}" for name, deviation in deviations.items()))
-    else:
-        print("\n".join([*extract_features(source, encoder, audio_encoder, options).lines(), f"Wrote {out}"]))
+        method, data = from_recipe(config, overrides)
+        source = source_of_data(data)
+    report = extract_features(source, method.encoder, getattr(method, "audio_encoder", None), options)
+    print("\n".join([*report.lines(), f"Wrote {out}"]))
 
 
 def caption(

@@ -1,23 +1,17 @@
-"""Options and sources of an extraction: a dataset, or any files and folders of videos."""
+"""Options and source of an extraction."""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tvr_lightning.data.audio_alignment import AudioOptions
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.readers import MediaReader
 from tvr_lightning.data.records import SplitName, VideoRecord
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
-from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.media.container import VIDEO_SUFFIXES
-from tvr_lightning.media.preparation import Preparation
-from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, FrameSampling, Options, StoreDtype, Workers
+from tvr_lightning.errors import UserError
+from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, Options, StoreDtype, Workers
 from tvr_lightning.store import PARTS, Part, StoreItem
-
-FILES = "files"  # name of the dataset under which videos without one are stored
 
 
 @dataclass
@@ -43,7 +37,7 @@ class ExtractSource:
     """Videos and texts to extract, and how to read them."""
 
     videos: list[tuple[VideoRecord, StoreItem]]
-    texts: list[StoreItem]  # empty for a folder of videos
+    texts: list[StoreItem]
     read: MediaReader  # as in evaluation
     words: int = 32  # maximum number of tokens per text W
     copies: str = ""  # description of the copies of `tvr data compress` that `read` uses; empty for originals
@@ -76,27 +70,6 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
     return source
 
 
-def source_of_files(
-    paths: Sequence[str | Path],
-    preparation: Preparation,
-    frames: int = 12,
-    sampling: FrameSampling = "one-fps-uniform",
-    audio: AudioOptions | None = None,
-) -> ExtractSource:
-    """Return the videos in files and folders, searched recursively and sorted; their IDs are their paths as given."""
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise MissingAssetError(f"{path}: no such file or folder")
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file())
-        found += [path] if path.is_file() else inside
-    if not found:
-        listed = ", ".join(str(path) for path in paths) or "nothing"
-        raise MissingAssetError(f"no videos in {listed}; supported suffixes: {' '.join(sorted(VIDEO_SUFFIXES))}")
-    videos = [(VideoRecord(f.as_posix(), f), StoreItem(FILES, "", f.as_posix(), str(f))) for f in found]
-    return ExtractSource(videos, [], MediaReader(frames, preparation, sampling, audio=audio, on_corrupt="skip"))
-
-
 def parts_of(
     what: Sequence[FeaturePart], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
 ) -> list[Part]:
@@ -106,8 +79,6 @@ def parts_of(
         UserError: The source or the encoders cannot provide a part that was requested by name.
     """
     missing: dict[str, str] = {}
-    if not source.texts:
-        missing["text"] = "there are no texts. Pass the --config of a dataset."
     if not encoder.gives_patches:
         missing["patches"] = f"{type(encoder).__name__} provides none"
     if audio_encoder is None or source.read.audio is None:
