@@ -1,6 +1,7 @@
 """Several processes give the same results as one, although they share videos unevenly and some are unreadable."""
 
 import shutil
+import tempfile
 import warnings
 from functools import partial
 
@@ -14,6 +15,8 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm
+from tvr_lightning.evaluation.reranker import FunctionReranker
+from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import IndexedFeatures, TextFeatures
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
@@ -48,6 +51,10 @@ class WorstRank(RankMetric):
         return ranks.expected().max()
 
 
+def content_score(caption, video):
+    return (len(caption) * video.stat().st_size) % 97 / 10
+
+
 def unread_by(method):
     """Files that no process could read."""
     return [reason.split(":")[0] for reason in method.encoded.skipped_anywhere()]
@@ -63,6 +70,7 @@ def retrieve(root, world, normalization):
     found = {"test": [tested.text_to_video, tested.video_to_text, tested.texts, tested.videos, tested.partial]}
     for ranks in (tested.text_to_video_ranks, tested.video_to_text_ranks):
         found["test"] += [ranks.better.tolist(), ranks.tied.tolist(), ranks.index.tolist()]
+    found["test"].append(tested.measured.get("reranked pairs (number)"))
     table = {f"test/t2v_{name}": value for name, value in tested.text_to_video.items()}
     table |= {f"test/v2t_{name}": value for name, value in tested.video_to_text.items()}
     assert run.callback_metrics == table | {"test/SumR": tested.sum_of_recalls}
@@ -138,6 +146,9 @@ def everything(rank, roots, world):
     found = {"fit": fit(roots["fit"], world), "nothing": nothing_left(roots["nothing"], world)}
     found["retrieval"] = retrieve(roots["test"], world, QueryBankNorm())
     found["retrieval from both"] = retrieve(roots["fit"], world, DualSoftmax(5.0))
+    with tempfile.TemporaryDirectory() as scores:
+        stages = TwoStage(2, reranker=FunctionReranker(content_score), scores_folder=scores)
+        found["reranked"] = retrieve(roots["fit"], world, stages)
     found["answers"] = answer(roots["test"], world)
     return found | ({"uneven": uneven(rank)} if world > 1 else {})
 
@@ -180,7 +191,8 @@ def test_several_processes_give_the_results_of_one(alone, several):
     assert len(answers["skipped"]) == len(TEST)
     assert all(found["answers"] == answers for found in several)
     assert len(set(alone["retrieval from both"]["test"][5])) > 2  # the ranks of an untrained method differ
-    for name in ("retrieval", "retrieval from both"):
+    assert alone["reranked"]["test"][-1] > VIDEOS  # pairs
+    for name in ("retrieval", "retrieval from both", "reranked"):
         expected = dict(alone[name])
         values = expected.pop("values")
         for found in several:

@@ -128,6 +128,17 @@ def test_vectors_equal_those_of_mteb_and_depend_on_the_order_of_the_frames(kind,
     assert (backwards - video.frames).abs().max() > 1e-4
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_is_loaded_by_name_from_the_cache(folders, clips, tmp_path, monkeypatch):
+    name = "microsoft/xclip-base-patch32"
+    revision = mteb.get_model_meta(name).revision
+    snapshot = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / revision
+    shutil.copytree(folders["xclip"], snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    encoder, expected = MTEBEncoder(name), MTEBEncoder(folders["xclip"], wrapper=WRAPPERS["xclip"])
+    assert torch.equal(encoder.encode_video(files(clips)).frames, expected.encode_video(files(clips)).frames)
+
+
 def test_a_file_gives_the_frames_of_its_span(clips, tmp_path):
     whole, part = ClipFile(clips[0]), ClipFile(clips[0], (1.0, 2.0))
     assert (whole.metadata.num_frames, whole.metadata.end_stream_seconds) == (12, 3.0)
@@ -160,6 +171,7 @@ def test_models_without_video_weights_or_trust_are_refused_before_they_are_loade
     cases = [
         ({"model": "no/model"}, UserError, "MTEB has no model no/model"),
         ({"model": "sentence-transformers/all-MiniLM-L6-v2"}, UserError, "encodes text in MTEB"),
+        ({"model": "VLM2Vec/VLM2Vec-V2.0"}, UserError, r"packages that are missing: transformers<5\."),
         ({"model": "microsoft/xclip-base-patch32"}, MissingWeightsError, "xclip-base-patch32 --revision a2e27a78"),
         ({"model": str(tmp_path / "none"), "wrapper": WRAPPERS["xclip"]}, MissingWeightsError, "does not exist"),
         ({"model": folders["xclip"], "wrapper": "nowhere.Wrapper"}, UserError, "cannot be imported"),

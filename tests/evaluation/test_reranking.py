@@ -82,7 +82,7 @@ def first_stage(count):
     return similarity, [similarity.topk(count).indices, similarity.T.topk(count).indices]
 
 
-def test_answers_lift_recall_to_that_of_the_candidates_and_each_pair_is_scored_once(split, clips, tmp_path, capsys):
+def test_answers_lift_recall_to_that_of_the_candidates_and_each_pair_is_scored_once(split, clips, tmp_path):
     oracle = Oracle(clips)
     found = evaluate(split, FunctionReranker(oracle), tmp_path)
     similarity, (of_texts, of_videos) = first_stage(K)
@@ -104,7 +104,7 @@ def test_answers_lift_recall_to_that_of_the_candidates_and_each_pair_is_scored_o
     # Names reveal nothing, and all captions of a video are scored together.
     files = [video for _, video in oracle.calls]
     assert not [file for file in files if "video" in file.name]
-    assert len(dict.fromkeys(files)) == CLIPS
+    assert len(dict.fromkeys(files)) == CLIPS + 1  # the first pair is timed alone
     assert [files[0], *(b for a, b in itertools.pairwise(files) if a != b)] == list(dict.fromkeys(files))
     order = list(dict.fromkeys(caption for caption, _ in oracle.calls))
     other = Oracle(clips)
@@ -132,6 +132,18 @@ def test_a_stopped_run_resumes_and_changed_files_are_scored_again(split, clips, 
     evaluate(split, FunctionReranker(again), tmp_path)
     assert {video.suffix for _, video in again.calls} == {".mp4"}
     assert 0 < len(again.calls) < len(whole.calls)
+
+
+def test_the_first_pair_gives_an_estimate_of_the_time(split, tmp_path, caplog):
+    caplog.set_level("INFO")
+    shown = []
+
+    def score(caption, video):
+        shown.append("takes at most about 0:0" in caplog.text)
+        return 0.0
+
+    evaluate(split, FunctionReranker(score), tmp_path)
+    assert shown == [False] + [True] * (len(shown) - 1)
 
 
 def test_an_edited_function_scores_again(split, tmp_path, monkeypatch):

@@ -62,7 +62,11 @@ class MTEBEncoder(Encoder):
         mteb = optional("mteb", "mteb", f"the encoder {model}")
         self.name, self.batch_size, self._options = model, batch_size, options or {}
         if wrapper is None:
-            self._wrapper = mteb.get_model(model, revision, "cpu", **self._options)
+            # MTEB's `get_model` needs torchcodec, although videos are decoded here.
+            meta = mteb.get_model_meta(model, revision)
+            given = meta.loader_kwargs | self._options
+            self._wrapper = meta.loader(model, revision=meta.revision, device="cpu", **given)
+            self._wrapper.mteb_model_meta = meta
         else:
             self._wrapper = _imported(wrapper)(model, revision, device="cpu", **self._options)
         parts = {name: part for name, part in vars(self._wrapper).items() if isinstance(part, nn.Module)}
@@ -109,6 +113,10 @@ class MTEBEncoder(Encoder):
             loader, revision = meta.loader, revision or meta.revision
             if isinstance(meta.loader_kwargs.get("trust_remote_code"), bool) and not trust_remote_code:
                 raise _untrusted(model)
+            missing = meta._missing_dependencies(meta.extra_requirements_groups or [])
+            if missing:
+                packages = ", ".join(each.partition(";")[0] for each in missing)
+                raise UserError(f"{model} needs packages that are missing: {packages}. Install them.")
         if not trust_remote_code and "trust_remote_code=True" in inspect.getsource(loader):
             raise _untrusted(model)
         if wrapper is not None:

@@ -72,29 +72,25 @@ def rerank(reranker: Reranker, source: PairScores, keys: Tensor, folder: Path) -
             for entry in read_journal(other)[0][1:]:
                 add(entry)
         known = [_identity(files[video]) for video in mine]
-        missing = [
-            [
-                caption
-                for caption in dict.fromkeys(captions[text] for text in pairs[video])
-                if caption not in stored.get(key, {})
-            ]
-            for video, key in zip(mine, known, strict=True)
-        ]
-        left, began = sum(map(len, missing)), False
+        missing = []
+        for video, key in zip(mine, known, strict=True):
+            asked = dict.fromkeys(captions[text] for text in pairs[video])
+            missing.append((files[video], key, [caption for caption in asked if caption not in stored.get(key, {})]))
+        missing = [job for job in missing if job[2]]
+        left = sum(len(asked) for _, _, asked in missing)
         if left:
             reranker.load()
-        task = bar.add_task(f"reranking by {reranker.name}", total=left) if left else None
-        for video, key, asked in zip(mine, known, missing, strict=True):
-            if not asked or task is None:
-                continue
+            record, key, asked = missing[0]
+            missing[:1] = [(record, key, part) for part in (asked[:1], asked[1:]) if part]  # to time the first pair
+        task = bar.add_task(f"reranking by {reranker.name}", total=left, visible=left > 0)
+        for number, (record, key, asked) in enumerate(missing):
             start = time.monotonic()
-            scores = reranker.checked(asked, files[video].path, files[video].span)
+            scores = reranker.checked(asked, record.path, record.span)
             seconds = time.monotonic() - start
-            if not began:
-                began, pace = True, seconds / len(asked)
+            if number == 0:
                 rank_zero_info(
-                    f"Reranking {left} pairs takes about {clock(left * pace)}, at {pace:.3g} s per pair; the scores of "
-                    f"{sum(map(len, pairs.values())) // shard.world - left} other pairs are stored in {folder}."
+                    f"Reranking {left} pairs takes at most about {clock(left * seconds)}, at {seconds:.3g} s for the "
+                    f"first; scores are stored in {folder}."
                 )
             journal.append({"video": key, "scores": dict(zip(asked, scores, strict=True)), "seconds": seconds})
             add(journal.entries[-1])
