@@ -3,14 +3,12 @@
 import os
 import re
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 
 import open_clip
 import pytest
 
 from tvr_lightning.cli import main
-from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -43,15 +41,6 @@ def test_a_backbone_names_a_model_of_open_clip_and_its_image_size(path):
     assert comment is None or {int(side) for side in comment.groups()} == {size}
 
 
-def test_make_zero_shot_tests_the_mean_of_frames_on_the_backbone(monkeypatch, tmp_path):
-    monkeypatch.chdir(ROOT)
-    ((command, *options),) = commands_of("zero-shot", RUNS=str(tmp_path))
-    assert command == "test"
-    model = Recipe.parse([], options).config.model.init_args
-    assert model.clip4clip.similarity_header.class_path.endswith("MeanP")
-    assert model.encoder.init_args.architecture == "PE-Core-B-16"
-
-
 @pytest.mark.slow
 def test_make_heads_trains_the_heads_of_all_papers_on_one_store(msrvtt, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -69,19 +58,3 @@ def test_make_heads_trains_the_heads_of_all_papers_on_one_store(msrvtt, tmp_path
     for command in fits:
         assert main([*command, *fit, "--model.init_args.tuning=Frozen"]) == 0
     assert len(list(tmp_path.glob("heads/*/version_0/results.json"))) == 5
-
-
-@pytest.mark.parametrize(
-    ("heads", "recipe", "parts"),
-    [
-        ("gare ncl", "clip4clip", ["text", "frames"]),
-        ("gare dpdv", "clip4clip", ["text", "frames", "patches"]),
-        ("gaid", "gaid", ["text", "frames", "audio"]),
-    ],
-)
-def test_make_heads_stores_patches_and_audio_only_if_a_head_needs_them(heads, recipe, parts):
-    extract, *fits = commands_of("heads", HEADS=heads)
-    assert [part for option, part in pairwise(extract) if option == "--parts"] == parts
-    assert Path(extract[2]).stem == recipe
-    assert [Path(command[2]).stem for command in fits] == heads.split()
-    assert extract.count("recipes/backbone/pe-core-b.yaml") == 1

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 from pathlib import Path
 
 import forked
@@ -12,7 +11,6 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from small_run import small_run
 
-from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.testing import run_processes, small
 from tvr_lightning.testing.processes import Batches, comparable, descending, quiet_trainer, strategies, trained
@@ -53,19 +51,6 @@ def test_a_run_in_bf16_on_two_devices_ends_in_a_table_and_an_audit(msrvtt, tmp_p
     if strategy == "fsdp2":
         predicted = tvr("predict", "gaid", "ddp", msrvtt, tmp_path, f"--ckpt_path={last}")
         assert pd.read_parquet(predicted / "predictions.parquet")["text_index"].nunique() == 4
-
-
-@pytest.mark.slow
-def test_a_device_without_a_readable_video_does_not_hold_up_the_others(msrvtt, tmp_path):
-    """`test_several_processes.py` has the same under DDP."""
-    shutil.copytree(msrvtt, tmp_path / "data")
-    videos = MSRVTT(root=str(tmp_path / "data")).read_split("test").videos
-    for video in videos[1::2]:  # all that fall to the second device
-        video.path.write_bytes(b"no video")
-    run = tvr("test", "tcmgc", "fsdp2", tmp_path / "data", tmp_path, "--data.init_args.on_corrupt=skip")
-    results = json.loads((run / "results.json").read_text())
-    assert (results["texts"], results["videos"], results["partial"]) == (2, 2, True)
-    assert len(results["skipped"]) == 2
 
 
 @pytest.mark.slow

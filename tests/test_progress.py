@@ -1,11 +1,8 @@
 """Progress of long-running work, with and without a terminal."""
 
-import io
 import json
 import re
 import time
-
-from rich.console import Console
 
 from tvr_lightning import progress
 from tvr_lightning.progress import clock, progress_bar, progress_file, shown
@@ -56,17 +53,6 @@ def test_items_of_an_earlier_call_do_not_count_for_the_speed(capsys, monkeypatch
     assert float(speed) <= 10
 
 
-def test_a_hidden_bar_and_short_work_print_nothing(capsys, monkeypatch):
-    with progress_bar() as bar:
-        bar.advance(bar.add_task("videos", total=2), 2)
-    assert "left" not in capsys.readouterr().out
-    monkeypatch.setattr(progress, "SECONDS", 0.01)
-    with progress_bar(False) as bar:
-        bar.add_task("videos", total=2)
-        time.sleep(0.05)
-    assert not capsys.readouterr().out
-
-
 def test_silent_work_is_reported_on_stderr_at_intervals(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.05)
     seen = iter(range(1000))
@@ -78,14 +64,6 @@ def test_silent_work_is_reported_on_stderr_at_intervals(capsys, monkeypatch):
     assert not printed.out
     lines = {"loading, 0:00:00 so far", "run 0, 0:00:00 so far", "run 1, 0:00:00 so far"}
     assert lines <= set(printed.err.splitlines())
-
-
-def test_on_a_terminal_the_report_of_silent_work_is_erased(monkeypatch):
-    screen = Console(file=io.StringIO(), force_terminal=True, width=60)
-    with shown("loading [it]", screen):
-        time.sleep(0.05)
-    assert "loading [it], 0:00:00 so far" in screen.file.getvalue()
-    assert screen.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
 
 
 def test_another_process_reads_the_progress_of_tasks_from_a_file(tmp_path):

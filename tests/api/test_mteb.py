@@ -1,8 +1,5 @@
 """MTEB's runner gets the same scores of a tiny task as the method and the encoder."""
 
-import re
-from pathlib import Path
-
 import datasets
 import mteb
 import pytest
@@ -19,9 +16,6 @@ from tvr_lightning.api.mteb import EmbeddingModel, PairwiseModel
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import GAID, XPool
-
-# Dependencies of MTEB warn about each other when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
 TEXTS = ["a red star moves left", "a small dog", "a person sings", "two cars in the rain"]
@@ -164,18 +158,6 @@ def stand_in(task, clips):
     return task
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")  # tasks with newer versions, and classes without predictions
-@pytest.mark.parametrize("number", range(19))
-def test_the_tasks_of_mveb_run_on_replaced_videos(number, model, clips):
-    tasks = mteb.get_benchmark("MVEB(text, video, v1)").tasks
-    assert len(tasks) == 19
-    tiny = stand_in(tasks[number], clips)
-    wrapped = EmbeddingModel(model)
-    (result,) = mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False).task_results
-    assert 0 <= result.get_score() <= 1
-
-
 def test_texts_and_videos_of_one_side_are_added(model, clips):
     wrapped, pairwise = EmbeddingModel(model), PairwiseModel(model)
     tiny = task("vt2t", list(map(str, clips)))
@@ -228,19 +210,3 @@ def test_methods_with_audio_use_the_audio_column(listening, tmp_path):
     words, metadata = queries.add_column("audio", ["a.wav"]), task("at2v", [], ("text", "video", "audio")).metadata
     with pytest.warns(UserWarning, match="does not use the audio"):
         wrapped.search(words, task_metadata=metadata, top_k=1)
-
-
-def test_mteb_runs_the_documented_tasks_of_mveb(model):
-    from mteb.evaluate import _check_model_modalities
-
-    page = (Path(__file__).parents[2] / "docs" / "sharing.md").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (yes|without audio|no) \|", page, re.MULTILINE))
-    meta, found = EmbeddingModel(model).mteb_model_meta, {}
-    for each in mteb.get_benchmark("MVEB(v1)").tasks:
-        try:
-            _check_model_modalities(meta, each)
-            found[each.metadata.name] = "without audio" if "audio" in each.metadata.modalities else "yes"
-        except ValueError:
-            found[each.metadata.name] = "no"
-    assert listed == found
-    assert sorted(found.values()).count("no") == 13

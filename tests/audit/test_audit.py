@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from functools import cached_property
 from typing import ClassVar
 from zlib import crc32
 
@@ -228,29 +227,6 @@ class StampsWhatItSetUp(Stamps):
         return self.known
 
 
-class StampsWhatItParsed(Stamps):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.known = {}
-
-    def parse_split(self, name, findings):
-        split = super().parse_split(name, findings)
-        self.known.update(self.captions_of(split))
-        return split
-
-    def captions(self):
-        return self.known
-
-
-class StampsWhatItCached(Stamps):
-    @cached_property
-    def known(self):
-        return super().captions()
-
-    def captions(self):
-        return self.known
-
-
 class ReadsStamps(CLIP4Clip):
     def text_features(self, batch):
         codes = torch.stack([code_of(text) for text in batch.text])
@@ -261,7 +237,7 @@ class ReadsStamps(CLIP4Clip):
         return with_codes(super().video_features(batch), codes / 128 - 1)
 
 
-@pytest.mark.parametrize("kind", [Stamps, StampsWhatItSetUp, StampsWhatItParsed, StampsWhatItCached])
+@pytest.mark.parametrize("kind", [Stamps, StampsWhatItSetUp])
 def test_data_that_changes_videos_by_their_captions_is_caught(kind, data, build):
     data, method = kind(**data.hparams), build(ReadsStamps)
     quiet_trainer(callbacks=[LeakageAudit()]).test(method, datamodule=data, verbose=False)
@@ -305,10 +281,7 @@ class InvertsTheOrderOfReading(CLIP4Clip):
     ("kind", "found"),
     [
         (InvertsTheOrder, ["scored in the whole test"]),
-        (
-            InvertsTheOrderOfReading,
-            [f"{done} in the whole test" for done in ("encoded", "scored")],
-        ),
+        (InvertsTheOrderOfReading, ["encoded in the whole test", "scored in the whole test"]),
     ],
 )
 def test_the_audit_repeats_the_whole_test(kind, found, data, build):
@@ -412,13 +385,6 @@ class CachesByPixels(RemembersElsewhere):
         return dataclasses.replace(found, frames=torch.stack(frames))
 
 
-class SubtractsItsQueue(QueueWhileEncoding):
-    """Fails if its queue is empty."""
-
-    def score(self, text, video):
-        return Scores(CLIP4Clip.score(self, text, video).similarity - self.queue.stored_sentence.mean())
-
-
 class KeepsTheMean(CLIP4Clip):
     """Centers texts with the mean of those that it encoded last."""
 
@@ -472,7 +438,6 @@ class KeepsTheData(CLIP4Clip):
         (KeepsTheData, ["overrides setup; overrides on_test_batch_start; contains the split's data: for_later"]),
         (QueueWhileEncoding, [f"encoding changed queue.{name}" for name in ("filled", "position", "stored_sentence")]),
         (RemembersElsewhere, ["encoded again in smaller batches, VideoFeatures", "half of the videos encoded"]),
-        (SubtractsItsQueue, ["encoding changed queue.filled", "half of the videos encoded"]),
         (KeepsTheMean, ["encoding changed center", "half of the videos encoded"]),
         (CachesByPixels, [f"encoding changed {__name__}.CACHE"]),
         (CentersTheBatch, ["encoded again in smaller batches, TextFeatures"]),
@@ -540,12 +505,6 @@ class FitsWhenConfigured(FitsToTheTest):
         self.fit()
 
 
-class FitsInEvaluationMode(FitsToTheTest):
-    def on_test_model_eval(self):
-        super().on_test_model_eval()
-        self.fit()
-
-
 class FitsAtTheStart(FitsToTheTest):
     def on_test_start(self):
         super().on_test_start()
@@ -556,7 +515,6 @@ class FitsAtTheStart(FitsToTheTest):
     ("kind", "found"),
     [
         (FitsWhenConfigured, ["overrides configure_model"]),
-        (FitsInEvaluationMode, ["overrides on_test_model_eval"]),
         (FitsAtTheStart, ["overrides on_test_start", "the evaluation changed center"]),
     ],
 )

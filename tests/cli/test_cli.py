@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import forked
 import pandas as pd
@@ -14,9 +13,7 @@ import pytest
 import torch
 import yaml
 from small_run import small_run
-from tiny_captioner import save_tiny_captioner
 
-from tvr_lightning import progress
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS, CommandParser
 from tvr_lightning.config.recipe import Recipe, data_from_recipe
@@ -294,23 +291,6 @@ def test_the_help_of_a_command_describes_every_option(command, capsys):
     assert all(action.help for action in known.values())
 
 
-def test_help_lists_commands_and_choices_and_keeps_an_ellipsis(capsys):
-    def help_of(*words):
-        assert main([*words, "--help"]) == 0
-        return " ".join(capsys.readouterr().out.split())
-
-    listed = help_of()
-    assert [command.name for command in COMMANDS if f" {command.name} " not in listed] == []
-    of_data = help_of("data")
-    assert "data stats" in of_data
-    assert "published" not in of_data
-    assert "gaid, gare, tcmgc, tmass, ucofia, xclip, or xpool)" in help_of("convert")
-    assert "xpool.pth, gare.bin, ... options:" in help_of("verify-released")
-    download = help_of("data", "download")
-    assert download.count("msrvtt") == 2, "the choices and the example"
-    assert "lsmdc" not in download
-
-
 def test_a_closed_output_ends_a_command_but_another_broken_pipe_is_an_error(ended, monkeypatch):
     program = "import sys; from tvr_lightning.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "fit", "--help"]
@@ -327,15 +307,6 @@ def test_a_closed_output_ends_a_command_but_another_broken_pipe_is_an_error(ende
         main(["published"])
 
 
-def test_a_shell_completes_commands_and_options(capsys):
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    assert "--min_relevance" in script
-    assert "compress" in script
-    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
-
-
 def test_commands_with_a_recipe_accept_its_options(msrvtt, tmp_path, capsys):
     data = ["--config", "clip4clip", "--config", "fixture", "--data.init_args.root", str(msrvtt), "--num_workers", "1"]
     assert main(["data", "stats", *data, "--data.init_args.split=full"]) == 0
@@ -346,21 +317,3 @@ def test_commands_with_a_recipe_accept_its_options(msrvtt, tmp_path, capsys):
     assert "uses the whole set of test queries" in capsys.readouterr().out
     small = ["--model.init_args.encoder.init_args.width=64", "--parts=text", "--parts", "frames", "--num_workers=0"]
     assert main(["extract", *data[:-2], *small, "--out", str(tmp_path / "features")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        ("data check --num_workers 1", "checking MSR-VTT: "),
-        ("audit --videos 4", "audit: scoring the same pairs of up to 4 videos repeatedly, 0:00:0"),
-        ("caption --splits test --segments 2 --frames 1 --num_workers 0 --model captioner", "loading captioner"),
-    ],
-)
-def test_long_commands_report_progress(command, line, msrvtt, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS", 0.02)  # instead of ten
-    monkeypatch.chdir(tmp_path)
-    if command.startswith("caption"):
-        save_tiny_captioner(Path("captioner"))
-    recipes = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={msrvtt}"]
-    assert main([*command.split(), *recipes]) == 0
-    assert line in "".join(capsys.readouterr())

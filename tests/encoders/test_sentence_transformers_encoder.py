@@ -1,6 +1,5 @@
 """Models of sentence-transformers give the same embeddings of captions and frames as the library."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from encoders.random_media import random_media
 from tiny_captioner import save_tiny_captioner
 from tiny_transformers import captions_tokenizer
 
-from tvr_lightning.cli import main
 from tvr_lightning.encoders import LoRA, MissingWeightsError, SentenceTransformersEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import CLIP4Clip
@@ -121,26 +119,3 @@ def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path)
             create(weights=str(tmp_path))
     with pytest.raises(MissingWeightsError, match=r"missing/model is missing: .* `hf download missing/model`"):
         SentenceTransformersEncoder("missing/model")
-
-
-@pytest.mark.slow
-def test_zero_shot_and_training_on_stored_features(models, msrvtt, tmp_path):
-    encoder = {
-        "class_path": "SentenceTransformersEncoder",
-        "init_args": {"weights": models["vlm"], "image_size": 28, "input": "frames"},
-    }
-    data = {"root": str(msrvtt), "num_workers": 0, "frames": 2, "words": 16, "eval_batch_size": 4, "batch_size": 4}
-    recipe, store = tmp_path / "recipe.yaml", tmp_path / "features"
-    trainer = {"accelerator": "cpu", "max_epochs": 1, "log_every_n_steps": 1, "limit_train_batches": 2}
-    content = {"model": {"init_args": {"encoder": encoder}}, "data": {"init_args": data}, "trainer": trainer}
-    recipe.write_text(json.dumps(content))
-    runs = f"--results.directory={tmp_path / 'runs'}"
-    assert main(["test", "--config=zero-shot", f"--config={recipe}", runs]) == 0
-    (results,) = (tmp_path / "runs").glob("*/version_0/results.json")
-    results = json.loads(results.read_text())
-    assert results["audit"]["passed"] is True
-    assert any("was given single frames, whose order has no effect" in warning for warning in results["warnings"])
-    heads = ["--config=gare", "--config=heads", f"--config={recipe}"]
-    assert main(["extract", *heads, f"--out={store}", "--device=cpu"]) == 0
-    assert main(["fit", *heads, f"--data.init_args.features={store}", runs]) == 0
-    assert len(list((tmp_path / "runs").glob("*/version_0/results.json"))) == 2

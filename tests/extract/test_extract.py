@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -274,18 +273,6 @@ def test_training_from_the_store_gives_the_losses_of_training_from_videos(datase
         with_audio(root, features="somewhere", train_sampling="segment-random")
     with pytest.raises(ValueError, match="shard_size is 0; expected"):
         ExtractOptions("x", shard_size=0)
-
-
-@pytest.mark.parametrize("run", [extract, check_store])
-def test_the_weights_of_each_encoder_are_hashed_once_per_run(dataset, extracted, run):
-    clip, whisper = encoders()
-    for encoder in (clip, whisper):
-        encoder.fingerprint = mock.Mock(side_effect=encoder.fingerprint)
-    if run is check_store:
-        run(FeatureStore(extracted[0]), clip, whisper)
-    else:
-        run(source_of_data(with_audio(dataset)), clip, whisper, options(extracted[0]))
-    assert [encoder.fingerprint.call_count for encoder in (clip, whisper)] == [1, 1]
 
 
 @pytest.mark.slow

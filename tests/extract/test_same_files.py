@@ -108,19 +108,6 @@ def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_pa
     assert FeatureStore(tmp_path / "store").skipped("frames") == {}
 
 
-def test_a_video_that_is_no_longer_missing_must_be_extracted(folders, tmp_path):
-    root = shutil.copytree(folders[0], tmp_path / "data")
-    video, elsewhere = root / "videos" / f"{NAMES[0]}.mp4", tmp_path / "elsewhere.mp4"
-    video.rename(elsewhere)
-    assert len(extracted(root, tmp_path / "store").skipped) == 1
-    data(root, features=str(tmp_path / "store"), on_corrupt="skip").load_split("test")
-    elsewhere.rename(video)
-    with pytest.raises(StoreError, match=r"1 of 1 videos .*Extract them again with: tvr extract again"):
-        data(root, features=str(tmp_path / "store"), on_corrupt="skip").load_split("test")
-    extracted(root, tmp_path / "store")
-    assert features(root, tmp_path / "store").shape[:2] == (1, 2)
-
-
 def test_an_unfinished_audio_part_affects_only_methods_that_use_audio(folders, tmp_path):
     root, whisper = folders[0], encoders()[1]
     extracted(root, tmp_path / "store", what=["text", "frames", "audio"], audio=whisper, shard_size=1, batch_size=1)

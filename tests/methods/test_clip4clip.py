@@ -1,10 +1,8 @@
 """CLIP4Clip's headers and cross encoder, and the features that an evaluation keeps."""
 
-import pytest
 import torch
 from methods.parts import build, features, paired
 
-from tvr_lightning.data.batch import TextBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.layers.temporal import MeanP
 from tvr_lightning.methods import CLIP4Clip
@@ -26,19 +24,6 @@ def test_the_tight_header_has_no_temperature():
     cosines = method(MeanP())
     assert cosines.temperature.logit_scale.requires_grad
     assert torch.equal(cosines.logits(similarity), cosines.temperature() * similarity)
-
-
-class ScoresWords(CLIP4Clip):
-    def score(self, text, video):
-        return super().score(text, video)
-
-
-@pytest.mark.parametrize(("kind", "words"), [(CLIP4Clip, 0), (ScoresWords, 12)])
-@torch.no_grad()
-def test_an_evaluation_keeps_the_words_only_for_scores_that_may_use_them(kind, words):
-    method = kind(TinyClipEncoder(64, 32, text_layers=1, vision_layers=1), words=12, frames=2).eval()
-    method.validation_step(TextBatch(["a dog", "a cat"], torch.arange(2)), 0)
-    assert method.encoded.texts[0].features.words.shape == (2, words, 64)
 
 
 def test_the_cross_encoder_starts_from_the_text_transformer():

@@ -1,6 +1,5 @@
 """DPDV: its two paths, its losses, its captions, and what reaches the score in testing."""
 
-import copy
 import dataclasses
 
 import pytest
@@ -236,20 +235,6 @@ def test_captions_are_encoded_like_texts():
     assert without.encode_extras(batch) == {}
     assert made.needs_patches
     assert not without.needs_patches
-
-
-def test_tokenized_captions_are_encoded_like_strings_on_the_device_of_the_batch():
-    made = copy.deepcopy(module()).eval()  # the encoder is shared with other tests
-    said = [["a red circle", "  ", "a blue box"], ["a star moves up"]]
-    tokenize = made.encoder.caption_tokens(W)
-
-    def encoded(captions, device="cpu"):
-        batch = PairBatch(TextBatch(["x", "y"], torch.arange(2)), videos(2), {"recover_captions": captions})
-        return made.to(device).encode_extras(batch.to(device))["captions"]
-
-    tokens = [tokenize(captions) for captions in said]
-    torch.testing.assert_close(vars(encoded(tokens)), vars(encoded(said)))
-    assert {tensor.device.type for tensor in encoded(tokens, "meta").tensors()} == {"meta"}
 
 
 def test_missing_captions_are_reported():

@@ -193,19 +193,6 @@ def test_ten_steps_lower_the_loss(kind, options):
 
 
 @one_variant
-@torch.no_grad()
-def test_half_precision_features_are_scored_in_float32_under_autocast(kind, options):
-    method = build(kind, options, torch.float32).eval()
-    pairs = batch(method, dtype=torch.float32)
-    text = method.encode_text(pairs.text).to(torch.bfloat16)
-    video = method.encode_video(pairs.video).to(torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        scores = method.score(text, video).similarity
-    assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores, method.score(text.float(), video.float()).similarity)
-
-
-@one_variant
 def test_a_method_built_in_python_can_be_loaded_from_its_checkpoint(tmp_path, kind, options):
     method = build(kind, options, torch.float32)
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)

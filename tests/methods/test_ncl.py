@@ -146,20 +146,6 @@ def test_a_queue_drops_its_oldest_items_first():
     assert records.audio is None
 
 
-def test_a_loaded_queue_continues_like_the_saved_one():
-    queue, fresh = FeatureQueue(4), FeatureQueue(4)
-    queue.push(videos(1, 2, 3, 4, 5, 6))
-    fresh.load_state_dict(queue.state_dict())
-    queue.push(videos(7))
-    fresh.push(videos(7))
-    assert numbers(fresh) == numbers(queue) == [4, 5, 6, 7]
-    assert list(fresh.state_dict()) == list(queue.state_dict())
-    queue.load_state_dict(FeatureQueue(4).state_dict())
-    assert len(queue) == 0
-    queue.push(videos(2))
-    assert numbers(queue) == [2]
-
-
 class WithoutContrast(CLIP4Clip):
     """A method whose loss is not contrastive."""
 

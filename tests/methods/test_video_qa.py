@@ -199,12 +199,6 @@ def test_questions_about_unreadable_videos_are_left_out_and_counted(trained, ask
     assert any(gone in line for line in results["skipped"])
 
 
-def test_training_in_float16_is_rejected_with_mixed_precision(tiny_root, tmp_path, capsys):
-    options = ("--model.init_args.encoder.init_args.encoder_precision=float16", "--trainer.precision=bf16-mixed")
-    assert main(["fit", *arguments(tiny_root, tmp_path, *options)]) == 2
-    assert "encoder_precision float16 trains CLIP's own float16 weights" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def built(recipe):
     """A method and its questions, for runs without the command line."""

@@ -88,16 +88,6 @@ def test_the_command_shows_rows_and_notes_in_all_formats(capsys, monkeypatch):
     assert all("gare" in method.lower() for method in found)
 
 
-@pytest.mark.parametrize(("paper", "table"), [("gaid", "1"), ("gare", "1"), ("tc-mgc", "1a")])
-def test_a_narrow_terminal_shows_every_word(capsys, monkeypatch, paper, table):
-    words = []
-    for columns in ("80", "400"):
-        monkeypatch.setenv("COLUMNS", columns)
-        main(["published", f"--paper={paper}", f"--table={table}"])
-        words.append(sorted(word for word in capsys.readouterr().out.split() if set(word) != {"─"}))
-    assert words[0] == words[1]
-
-
 def test_rows_that_the_test_set_does_not_distinguish_from_the_best_are_marked():
     rows = [row for row in select_published("gare", "1") if row.backbone == "ViT-B/32" and row.direction == "t2v"]
     best = max(row.recall_1 for row in rows)

@@ -3,7 +3,6 @@
 import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch import Trainer
@@ -40,17 +39,6 @@ def test_the_bar_shows_the_remaining_time_of_the_whole_run():
     assert seconds[-1] == 0
     assert metrics[-1]["run left"] == "0:00:00"
     assert "v_num" not in metrics[-1]
-
-
-def test_the_bar_reads_losses_at_most_twice_a_second(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(progress_report, "time", SimpleNamespace(monotonic=lambda: now))
-    bar = RunProgressBar()
-    shown = []
-    for loss, now in ((1.0, 100.0), (2.0, 100.3), (3.0, 100.6)):  # noqa: B007  the clock reads it
-        trainer = SimpleNamespace(training=True, global_step=0, loggers=[], progress_bar_metrics={"loss": loss})
-        shown.append(bar.get_metrics(trainer, None)["loss"])
-    assert shown == [1.0, 1.0, 3.0]
 
 
 def test_without_a_terminal_lines_report_progress_at_intervals(capsys):

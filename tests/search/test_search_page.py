@@ -73,13 +73,6 @@ def press(browser, *keys):
     webdriver.ActionChains(browser).send_keys(*keys).perform()
 
 
-def violations(browser):
-    browser.execute_script(AXE.read_text(encoding="utf-8"))
-    found = browser.execute_async_script("axe.run({preload: false}).then(arguments[arguments.length - 1])")
-    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
-    return [(each["id"], [node["html"][:80] for node in each["nodes"]]) for each in serious]
-
-
 def test_the_library_its_folders_and_the_results_are_shown(browser, address):
     start(browser, address)
     pictures = [card.find_element(By.TAG_NAME, "img") for card in cards(browser, LIBRARY, 8)]
@@ -234,51 +227,11 @@ def test_bad_input_is_announced(browser, address, tmp_path):
     assert browser.execute_script("return arguments[0].map(clock)", times) == [clock(each) for each in times]
 
 
-@pytest.mark.slow
-def test_the_page_can_be_used_with_the_keyboard_only(browser, address):
-    items = ask(browser, address)
-    rows = [item.rect["y"] for item in items]
-    columns = rows.count(rows[0])
-    assert 1 < columns < 8
-    place = "return [...document.querySelectorAll('#answers li')].findIndex(li => li.contains(document.activeElement))"
-
-    def go(key):
-        press(browser, key)
-        found = browser.execute_script(place)
-        return found if found >= 0 else browser.switch_to.active_element.get_attribute("id")
-
-    assert go(Keys.ARROW_LEFT) == "query", "in the text, left and right move in the text"
-    moves = (Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_UP)
-    assert [go(key) for key in moves] == [0, 1, 1 + columns, 1]
-    outline = "return getComputedStyle(arguments[0].querySelector('article')).outlineStyle"
-    assert browser.execute_script(outline, items[1]) == "solid", "the focused element is visible"
-    press(browser, Keys.ENTER)
-    shows(browser, VIDEO)
-    press(browser, Keys.ESCAPE)
-    shows(browser, "return !document.querySelector('#player video')")  # when the page has set the focus
-    assert browser.execute_script(place) == 1
-    press(browser, "/")
-    assert browser.switch_to.active_element.get_attribute("id") == "query"
-
-
-@pytest.mark.slow
-def test_the_page_fits_a_phone_with_a_dark_theme(browser, address):
-    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    try:
-        items = ask(browser, address)
-        browser.execute_script("state.example = {id: 'a', name: 'a very long name'.repeat(9)}; drawChip()")
-        width = "return Math.max(document.documentElement.scrollWidth, document.getElementById('player').scrollWidth)"
-        assert browser.execute_script(width) <= 360
-        play(browser, items[0])
-        assert browser.execute_script(width) <= 360
-        ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert max(int(part) for part in ground[4:-1].split(",")) < 64
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+def violations(browser):
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    found = browser.execute_async_script("axe.run({preload: false}).then(arguments[arguments.length - 1])")
+    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+    return [(each["id"], [node["html"][:80] for node in each["nodes"]]) for each in serious]
 
 
 @pytest.mark.slow

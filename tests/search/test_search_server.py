@@ -15,7 +15,6 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -27,10 +26,8 @@ from fastapi.routing import APIRoute
 from PIL import Image
 from search_parts import LOCAL, app_of, client_of, connect, find, served, write_clip
 
-from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError, UnreadableError
 from tvr_lightning.search.server import UPLOADS, ServerOptions, is_local, serve
-from tvr_lightning.search.table import IndexTable
 
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n/clip2.mp4\n#EXT-X-ENDLIST\n"
 HEAD = b"POST /api/examples HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
@@ -317,31 +314,6 @@ def test_too_many_searches_are_refused(searcher, monkeypatch):
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
     assert "1 searches are in progress or pending. Try again" in refused.json()["detail"]
     search(client, query="a")
-
-
-def test_a_search_does_not_wait_until_a_large_bank_is_encoded(indexed, tmp_path, monkeypatch):
-    shutil.copytree(indexed, tmp_path / "index")
-    with closing(IndexTable(tmp_path / "index")) as table:
-        table.set_fact("bank", [f"a person does something {number} times" for number in range(480)])
-    with Searcher(tmp_path / "index") as searcher, served(searcher) as address, ThreadPoolExecutor(1) as pool:
-        scorer = searcher.scorers[searcher.first]
-        blocks, encode = [], scorer.encode_texts
-
-        def slow(texts):
-            if len(texts) > 1:
-                blocks.append(texts)
-                time.sleep(0.1)
-            return encode(texts)
-
-        monkeypatch.setattr(scorer, "encode_texts", slow)
-        normalized = pool.submit(httpx.get, address + "api/search?query=a&normalize=sinkhorn", timeout=120)
-        assert until(lambda: blocks)
-        began = len(blocks)
-        assert httpx.get(address + "api/search?query=a+red+square", timeout=120).status_code == 200
-        assert len(blocks) - began < 10
-        assert not normalized.done()
-        assert normalized.result().status_code == 200
-        assert len(blocks) == 480 // 16
 
 
 def until(condition, seconds=60):

@@ -74,21 +74,6 @@ def test_an_indexed_table_reflects_added_and_removed_videos(table):
         table.optimize(finish=True)
 
 
-def test_many_small_files_are_joined_and_old_versions_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "SMALL_FILES", 4)
-    monkeypatch.setattr(tables, "KEPT", timedelta(seconds=0.1))
-    table, vectors = IndexTable(tmp_path / "index", create=True), random_vectors(13, 0)
-    table.set_fact("scorers", [])
-    table.commit(rows_of([0], vectors[:1]))
-    reader = IndexTable(tmp_path / "index")
-    for number in range(1, 13):
-        table.commit(rows_of([number], vectors[number : number + 1]))
-        table.optimize(finish=number == 12)
-        assert reader.count() == number + 1
-    assert table._table.stats()["fragment_stats"]["num_fragments"] <= 4
-    assert len(table._table.list_versions()) < 12
-
-
 def test_a_replaced_video_is_one_version_without_rows_of_the_old_one(table):
     table, vectors = table
     before = table.generation()

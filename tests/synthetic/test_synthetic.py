@@ -1,18 +1,15 @@
 """Scenes, videos, audio and captions of the synthetic datasets, and the folder that they are written to."""
 
 import functools
-import itertools
 import json
 import os
 import random
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import av
 import numpy as np
-import open_clip
 import pytest
 from child_processes import fork
 
@@ -20,7 +17,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 from tvr_lightning.synthetic import synthesize
 from tvr_lightning.synthetic.chinese import chinese_caption
-from tvr_lightning.synthetic.grammar import Caption, captions, describe_scene, paragraph, query
+from tvr_lightning.synthetic.grammar import Caption, captions, describe_scene, query
 from tvr_lightning.synthetic.render import render
 from tvr_lightning.synthetic.scene import (
     BACKDROP_COLORS,
@@ -132,23 +129,6 @@ class TestFrames:
             assert (np.diff(area) >= 0).all()
             assert area[-1] > 3 * area[0]
 
-    def test_figures_blink_and_move_in_place(self):
-        visible = figure_mask(one_event("blink")).any((1, 2))
-        assert visible[0]
-        assert 0.4 < visible.mean() < 0.9
-        assert np.abs(np.diff(visible.astype(int))).sum() >= 4
-        for motion in ("spin", "bounce", "shake"):
-            masks = figure_mask(one_event(motion))
-            assert np.mean([(a != b).any() for a, b in itertools.pairwise(masks)]) > 0.8  # slow at a turning point
-            assert abs(np.argwhere(masks)[:, 2].mean() - 56) < 4
-
-    def test_shapes_differ_and_stay_in_the_frame(self):
-        masks = [figure_mask(one_event("right", shape))[15] for shape in SHAPES]
-        assert all((a != b).sum() > 0.15 * a.sum() for a, b in itertools.permutations(masks, 2))
-        for motion in MOTIONS:
-            inside = np.pad(figure_mask(one_event(motion))[:, 1:-1, 1:-1], ((0, 0), (1, 1), (1, 1)))
-            assert np.array_equal(figure_mask(one_event(motion)), inside), motion
-
 
 def pitch(samples: np.ndarray) -> float:
     """Frequency in Hz with the highest amplitude."""
@@ -181,21 +161,6 @@ class TestCaptions:
                 assert ("size" in caption.mentions) == bool(sized)
             assert not any(character.isascii() for character in chinese_caption(scene, rng).text)
         assert len({describe_scene(scene) for scene in draw(200)}) == 200
-
-    def test_captions_describe_all_events_single_ones_or_the_audio(self):
-        said = captions(draw(1)[0], 20, random.Random(0))
-        assert Counter(caption.kind for caption in said) == {"full": 12, "event1": 3, "event2": 3, "sound": 2}
-        assert len({caption.text for caption in said if caption.kind == "full"}) >= 9
-        for index, scene in enumerate(draw(20)):  # a paragraph describes all events in order
-            kinds = [caption.kind for caption in paragraph(scene, random.Random(index))]
-            assert kinds in (["event1", "event2"], ["event1", "event2", "sound"])
-
-    def test_captions_fit_into_32_tokens(self):
-        tokenizer = open_clip.SimpleTokenizer(context_length=64)
-        said = [c.text for index, scene in enumerate(draw(60)) for c in captions(scene, 20, random.Random(index))]
-        lengths = (tokenizer(said) != 0).sum(1)
-        assert (lengths <= 32).float().mean() > 0.995
-        assert (lengths >= 32).sum() < len(said) / 100
 
     def test_almost_every_query_matches_one_video(self):
         scenes = draw(100, held_out=True)

@@ -277,20 +277,6 @@ def table_of(runs, title="TC-MGC, Table 7b", baseline=None):
     return TableView("table", title, "", results, {name: [run] for name, run in zip(names, runs, strict=True)}, [], [])
 
 
-def test_runs_that_differ_only_in_decorrelation_are_compared_in_a_figure(measured):
-    own = measured["tcmgc"]
-    without = {**own, "contrasts.regularization": np.array(0.0)}
-    other = "tc-mgc-7b/other"
-    first, second = run_of("a", decorrelation=0.1, seed=3), run_of("b", other, seed=3)
-    (chart,) = draw_table(table_of([first, second]), {"a": own, "b": without})
-    assert "one, with SDR" in svg(chart)
-    assert "other, without SDR" in svg(chart)
-    assert chart.title.count("seed 3") == 2
-    assert not draw_table(table_of([first, run_of("b", other, heads=4)]), {"a": own, "b": without})
-    assert not draw_table(table_of([first, run_of("b", other, decorrelation=0.1)]), {"a": own, "b": own})
-    assert not draw_table(table_of([first]), {"a": measured["gare"]})
-
-
 def test_methods_are_drawn_over_their_baselines(measured):
     base, method = run_of("a", "gare-1/baseline"), run_of("b", "gare-1/gare")
     arrays = {"a": measured["ncl"], "b": measured["gare"]}
