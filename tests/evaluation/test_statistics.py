@@ -133,6 +133,11 @@ def test_a_difference_is_resolved_exactly_if_its_p_value_is_below_five_percent(w
     assert [low > 0 or high < 0, found.p_value < 0.05] == [exact < 0.05] * 2
 
 
+def test_few_queries_resolve_nothing():
+    found = paired_comparison(torch.full((5,), 100.0)).difference
+    assert (found.low, found.high) == (float("-inf"), float("inf"))
+
+
 def test_equal_systems_do_not_differ_and_a_large_gain_is_significant():
     first, second = (100.0 * ranks.found_within(1) for ranks in two_systems(gap=3.0))
     same, gain = paired_comparison(first - first), paired_comparison(second - first)

@@ -45,6 +45,30 @@ def score(module, words, word_mask, tokens, token_mask, pair_mask=None):
     return module(module.prepared("text", words, word_mask), module.prepared("video", tokens, token_mask), pair_mask)
 
 
+def score_of_one_pair(name, module, words, tokens):
+    """Score of one pair from its real tokens, (w, D) and (t, D)."""
+    if name == "mean":
+        return unit(words.mean(0)) @ unit(tokens.mean(0))
+    cosine = unit(words) @ unit(tokens).T
+    word = module.text_weights.layers(words).squeeze(-1).softmax(0)
+    token = module.video_weights.layers(tokens).squeeze(-1).softmax(0)
+    return (word @ cosine.amax(1) + token @ cosine.amax(0)) / 2
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+@pytest.mark.parametrize("name", ["mean", "weighted-max"])
+def test_scores_match_the_definition_pair_by_pair(name, pairwise):
+    module = interaction(name)
+    words, word_mask, tokens, token_mask, pair_mask = sides()
+    pair_mask = pair_mask if pairwise else torch.ones_like(pair_mask)
+    found = score(module, words, word_mask, tokens, token_mask, pair_mask if pairwise else None)
+    for i in range(N):
+        for j in range(M):
+            there = token_mask[j] & pair_mask[i, j]
+            expected = score_of_one_pair(name, module, words[i, word_mask[i]], tokens[j, there])
+            torch.testing.assert_close(found[i, j], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_aggregation_ignores_padding_and_tokens_that_a_pair_leaves_out():
     module = interaction("ucofia")
     words, word_mask, tokens, token_mask, pair_mask = sides()

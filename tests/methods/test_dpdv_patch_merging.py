@@ -38,3 +38,14 @@ def test_every_option_changes_the_result(name, value):
     patches = torch.randn(2, 3, 30, 16, generator=torch.Generator().manual_seed(3))
     plain, other = merging()(patches), merging(**{name: value})(patches)
     assert plain.shape != other.shape or not torch.allclose(plain, other, atol=1e-3)
+
+
+def test_every_stage_learns_and_identical_patches_have_finite_gradients():
+    made = merging(weights="scored").train()
+    made(torch.randn(1, 2, 20, 16)).square().sum().backward()
+    assert all(bool((p.grad != 0).any()) for name, p in made.named_parameters() if not name.endswith("score.bias"))
+    patches = torch.ones(1, 2, 9, 16, requires_grad=True)
+    merged = merging()(patches)
+    merged.sum().backward()
+    assert bool(merged.isfinite().all())
+    assert bool(patches.grad.isfinite().all())
