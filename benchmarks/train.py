@@ -28,8 +28,8 @@ from evaluate import largest_memory
 import tvr_lightning  # noqa: F401  first, see tvr_lightning._torchvision
 from tvr_lightning import methods
 from tvr_lightning.data import MSRVTT
+from tvr_lightning.data.base import Needs
 from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
-from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders import ClipEncoder, Encoder, TinyClipEncoder
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.gare.options import GapIncrement, GAREOptions

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Span, Split, SplitName, duplicates, malformed, read_json
+from tvr_lightning.data.records import Findings, Split, SplitName, duplicates, malformed, read_json
+from tvr_lightning.media.sampling import Span
 from tvr_lightning.option_types import Role
 
 FILES: dict[SplitName, tuple[str, str]] = {
@@ -65,8 +66,8 @@ $TVR_DATA/activitynet/
         findings.problems += duplicates(ids_file, ids)
         annotations = read_json(source, {str: {"sentences": [str]}})
         for video in sorted(annotations.keys() - ids):
-            message, fix = f"{ids_file.name} does not list it", "add the id there or remove the entry"
-            findings.add(source, video, "caption-without-video", message, fix)
+            message = f"{ids_file.name} does not list it"
+            findings.add(source, video, "caption-without-video", message, "add the id there or remove the entry")
         for video in sorted(set(ids) - annotations.keys()):
             findings.note(ids_file, video, "video-without-caption", f"{source.name} has no such entry", "left out")
         captions = {video: annotations[video]["sentences"] for video in ids if video in annotations}

@@ -20,7 +20,6 @@ from tvr_lightning.data.records import (
     AnnotationError,
     Findings,
     Problem,
-    Span,
     Split,
     SplitName,
     TextRecord,
@@ -32,6 +31,7 @@ from tvr_lightning.data.records import (
 )
 from tvr_lightning.data.video_files import VideoFiles
 from tvr_lightning.errors import MissingAssetError, abbreviated
+from tvr_lightning.media.sampling import Span
 
 STAGES: dict[str | None, tuple[SplitName, ...]] = {
     "fit": ("train", "val"),
@@ -116,18 +116,13 @@ class AnnotatedDataset(ABC):
     ) -> Split:
         """Return the split with these videos and their captions, and report repeated IDs, missing and empty captions.
 
-        Args:
-            name: Name of the split.
-            protocol: Protocol under which results are published.
-            captions: Captions by video ID.
-            findings: Collector of problems.
-            source: File that lists the videos.
-            file: File with the captions, if it is another one.
-            ids: IDs of the videos as listed; by default those of `captions`.
-            spans: Spans in seconds of the videos that are parts of their files.
-            paragraph: Whether the captions of a video are joined into one text.
+        `captions` are by video ID. `source` lists the videos, and `file` has the captions if it is another file. `ids`
+        are the IDs as listed, by default those of `captions`; `spans` are the seconds of videos that are parts of their
+        files. With `paragraph`, the captions of a video are joined into one text.
         """
-        file, spans, listed = file or source, spans or {}, list(captions if ids is None else ids)
+        file = file or source
+        spans = spans or {}
+        listed = list(captions if ids is None else ids)
         findings.problems += duplicates(source, listed)
         videos: list[VideoRecord] = []
         texts: list[TextRecord] = []
@@ -136,8 +131,8 @@ class AnnotatedDataset(ABC):
             found = [tidy(text) for text in captions.get(video, [])]
             for number, text in enumerate(found):
                 if not text:
-                    entry, fix = f"{video}, caption {number}", "write a caption or remove the entry"
-                    findings.add(file, entry, "empty-caption", "the caption is empty", fix)
+                    fix = "write a caption or remove the entry"
+                    findings.add(file, f"{video}, caption {number}", "empty-caption", "the caption is empty", fix)
             if not found:
                 fix = f"add its captions there, or remove it from {source.name}"
                 findings.add(file, video, "video-without-caption", "the video has no captions", fix)
@@ -219,7 +214,8 @@ class AnnotatedDataset(ABC):
                 raise AnnotationError(findings.problems)
             if source == "train" and self.holdout:
                 split, self._read["val"] = hold_out(split, self.holdout, self.seed, self.one_caption_evaluation)
-            count, most = len(split.videos), self.max_train_videos
+            count = len(split.videos)
+            most = self.max_train_videos
             if source == "train" and most is not None and most < count:
                 drawn = np.random.default_rng([self.seed, count, most]).permutation(count)[:most]
                 split = split.take_videos(sorted(drawn.tolist()))
@@ -236,18 +232,21 @@ class AnnotatedDataset(ABC):
         for one, other in combinations(splits.values(), 2):
             if ids := [video.video_id for video in shared_videos(one, other)]:
                 count = f"{len(ids)} video{'s are' if len(ids) > 1 else ' is'} in both ({abbreviated(ids)})"
-                entry, fix = f"{one.name} and {other.name}", "remove them from one of the two splits"
-                raise AnnotationError([Problem(str(self.folder), entry, "split-overlap", count, fix)])
+                fix = "remove them from one of the two splits"
+                names = f"{one.name} and {other.name}"
+                raise AnnotationError([Problem(str(self.folder), names, "split-overlap", count, fix)])
 
     def all_videos(self) -> Self:
         """Return this dataset with all training videos, including those that a recipe holds out or does not sample."""
         whole = copy.copy(self)
-        whole.holdout, whole.max_train_videos, whole._read = 0, None, {}
+        whole.holdout = 0
+        whole.max_train_videos = None
+        whole._read = {}
         return whole
 
     def ground_truth(self, name: SplitName) -> GroundTruth:
         """Return the matching video of every text of an evaluation split, with the names used in results."""
         split = self.read_split(name)
         pairs = torch.tensor([text.video for text in split.texts], dtype=torch.int64)
-        named = self.full_title, split.name, split.protocol, self.warnings
-        return GroundTruth(pairs, len(split.videos), *named, items=split)
+        videos = len(split.videos)
+        return GroundTruth(pairs, videos, self.full_title, split.name, split.protocol, self.warnings, items=split)

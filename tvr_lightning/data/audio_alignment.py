@@ -84,20 +84,21 @@ def audio_input(
     most = round(options.seconds * SAMPLE_RATE)
     samples = min(len(waveform), most)
     if not track.present:
-        samples, steps, windows = 0, 0, torch.zeros(len(timestamps), 2, dtype=torch.int64)
+        samples = steps = 0
+        windows = torch.zeros(len(timestamps), 2, dtype=torch.int64)
     elif options.align == "clip30":
         samples = len(waveform) if options.kind == "whisper" else samples
-        steps, frames = WINDOW_STEPS, torch.arange(len(timestamps) + 1)
+        steps = WINDOW_STEPS
+        frames = torch.arange(len(timestamps) + 1)
         first, last = frames[:-1] * steps, frames[1:] * steps + len(timestamps) - 1  # as in `adaptive_avg_pool1d`
         windows = torch.stack([first, last], dim=1) // len(timestamps)
     else:
         if samples < len(waveform):
-            message = (
-                "Some clips are longer than %g s. Their later frames have no audio. Raise audio_seconds to include it."
-            )
+            message = "Some clips are longer than %g s. Later frames have no audio. Raise audio_seconds to include it."
             _warn_once(message, options.seconds)
-        wav2vec2 = options.kind == "wav2vec2"
-        steps = wav2vec2_steps(max(samples, SHORTEST_WAVEFORM)) if wav2vec2 else math.ceil(samples / STEP_SAMPLES)
+        steps = math.ceil(samples / STEP_SAMPLES)
+        if options.kind == "wav2vec2":
+            steps = wav2vec2_steps(max(samples, SHORTEST_WAVEFORM))
         windows = _decoded_windows(frame_cells(timestamps, frame_mask, duration), track.heard, steps)
     waveform = waveform[:samples]
     values = _log_mel(waveform, options) if options.kind == "whisper" else _padded(waveform, most)

@@ -72,7 +72,8 @@ $TVR_DATA/charades/
         for number, line in enumerate(read_text(source).split("\n"), start=1):
             if not line.strip():
                 continue
-            entry, moment = f"line {number}", MOMENT.fullmatch(line.strip())
+            entry = f"line {number}"
+            moment = MOMENT.fullmatch(line.strip())
             if moment is None:
                 fix = "write <id> <start> <end>##<sentence>"
                 findings.add(source, entry, "malformed", f"cannot be read: {line[:60]!r}", fix)

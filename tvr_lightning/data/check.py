@@ -60,10 +60,12 @@ def check(data: TextVideoDataModule, *, decode: bool = False, workers: int = 1, 
         report.notes += findings.notes
         if split is not None:
             splits.append(split)
-            report.videos[name], report.texts[name] = len(split.videos), len(split.texts)
+            report.videos[name] = len(split.videos)
+            report.texts[name] = len(split.texts)
             report.protocol = split.protocol
     for one, other in combinations(splits, 2):
-        message, fix = f"the video is in {one.name} and in {other.name}", "remove it from one of the two splits"
+        message = f"the video is in {one.name} and in {other.name}"
+        fix = "remove it from one of the two splits"
         report.problems += [_problem(video, "split-overlap", message, fix) for video in shared_videos(one, other)]
     if data.features is None:  # stored features replace the files
         videos = list({(video.path, video.span): video for split in splits for video in split.videos}.values())

@@ -58,7 +58,8 @@ def compress_dataset(
     data.check_present()
     target = copy.copy(data)
     target.root = str(out)
-    source, folder = data.folder.resolve(), target.folder
+    source = data.folder.resolve()
+    folder = target.folder
     if folder.resolve() == source:
         raise UserError(f"--out {out} is the folder of the originals. Choose another folder.")
     if read_copies(source) is not None:
@@ -73,7 +74,8 @@ def compress_dataset(
                 f"{how.interpolation}, or copies of {copies.source}, not of {source}. Choose another --out, or resume "
                 "with the same options."
             )
-        names, report = _files(data), CompressReport(copies, out)
+        names = _files(data)
+        report = CompressReport(copies, out)
         read = partial(copy_file, data.folder, copies, names)
         found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
         with progress_bar(progress) as bar:
@@ -119,10 +121,14 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
     Return its entry in the manifest and the reason for copying it again: empty for a new copy, None if the existing
     copy was kept. Raise VideoError if a video cannot be read.
     """
-    source, target, known = names[name], copies.folder / name, copies.files.get(name)
+    source = names[name]
+    target = copies.folder / name
+    known = copies.files.get(name)
     if not source.is_file():
         raise VideoError(source, "there is no such file")
-    relative, (size, modified), reason = source.relative_to(folder).as_posix(), state(source), ""
+    relative = source.relative_to(folder).as_posix()
+    size, modified = state(source)
+    reason = ""
     if known is not None:
         same = known.source == relative and not known.has_changed(source)
         if not target.is_file():
@@ -143,8 +149,8 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
         except VideoError:
             target.unlink()
             raise
-    notes, copied = made.notes if made else [], (target.stat().st_size, digest(target))
-    file = CopiedFile(name, relative, size, modified, digest(source), *copied, notes)
+    notes = made.notes if made else []
+    file = CopiedFile(name, relative, size, modified, digest(source), target.stat().st_size, digest(target), notes)
     if file.has_changed(source):
         raise VideoError(source, "it changed while it was copied")
     return file, reason

@@ -51,7 +51,8 @@ class Copies:
         """Raise UserError if existing copies differ from the manifest, or their originals have changed since."""
         wrong = []
         for path in paths:
-            file, size = self.files.get(path.relative_to(self.folder).as_posix()), path.stat().st_size
+            file = self.files.get(path.relative_to(self.folder).as_posix())
+            size = path.stat().st_size
             if file is None:
                 wrong.append(f"{path}: it is not in {MANIFEST}: it was not finished, or was added by hand")
             elif size != file.copy_size:

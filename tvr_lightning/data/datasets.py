@@ -95,7 +95,8 @@ class PairDataset(SplitDataset[PairBatch]):
     tokenize: Callable[[list[str]], Tokens] | None = None
 
     def __post_init__(self) -> None:
-        self._texts, self._videos = TextDataset(self.split, self.read), VideoDataset(self.split, self.read, self.skip)
+        self._texts = TextDataset(self.split, self.read)
+        self._videos = VideoDataset(self.split, self.read, self.skip)
         self._captions = self.split.texts_of_videos()
 
     def __len__(self) -> int:
@@ -114,7 +115,8 @@ class PairDataset(SplitDataset[PairBatch]):
             skipped += item.skipped
             if not len(item):
                 continue
-            item.skipped, extras = skipped, {}
+            item.skipped = skipped
+            extras = {}
             if self.captions is not None:
                 described = self.captions.descriptions.get(item.video_id[0], [])
                 extras["recover_captions"] = [described if self.tokenize is None else self.tokenize(described)]

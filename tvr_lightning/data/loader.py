@@ -43,7 +43,8 @@ class TrainingSampler(DistributedSampler[tuple[int, int]], SequentialSampler):
                 f"set batch_size to {samples} or less, or drop_last to false"
             )
         if batch_size % replicas:
-            below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
+            below = batch_size // replicas * replicas
+            above = below + replicas
             raise UserError(
                 f"batch_size {batch_size} is the global batch and {replicas} devices cannot share it evenly; "
                 f"the nearest valid sizes: {f'{below} or ' if below else ''}{above}"

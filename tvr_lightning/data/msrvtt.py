@@ -65,7 +65,8 @@ $TVR_DATA/msrvtt/
     @cached_property
     def _captions(self) -> tuple[dict[str, list[str]], list[Problem]]:
         """Captions of every video in the JSON file, in file order, and the problems of the file."""
-        findings, source = Findings(), self.folder / "MSRVTT_data.json"
+        findings = Findings()
+        source = self.folder / "MSRVTT_data.json"
         data = read_json(source, {"videos": [{"video_id": str}], "sentences": [{"video_id": str, "caption": str}]})
         listed = [video["video_id"] for video in data["videos"]]
         findings.problems += duplicates(source, listed)
@@ -75,6 +76,7 @@ $TVR_DATA/msrvtt/
             if video in captions:
                 captions[video].append(sentence["caption"])
             else:
-                message, fix = f"caption for {video}, which 'videos' does not list", "add the video there or remove it"
+                message = f"caption for {video}, which 'videos' does not list"
+                fix = "add the video there or remove it"
                 findings.add(source, f"sentences[{number}]", "caption-without-video", message, fix)
         return captions, findings.problems

@@ -54,8 +54,8 @@ $TVR_DATA/msvd/
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
         source, file = self.required_files(name)
         captions = {clip: [" ".join(tokens) for tokens in said] for clip, said in read_captions(file).items()}
-        protocol, ids = "all captions of a clip as queries", read_lines(source)
-        return self.build_split(name, protocol, captions, findings, source, file=file, ids=ids)
+        protocol = "all captions of a clip as queries"
+        return self.build_split(name, protocol, captions, findings, source, file=file, ids=read_lines(source))
 
 
 def read_captions(file: Path) -> dict[str, list[list[str]]]:

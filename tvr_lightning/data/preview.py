@@ -26,12 +26,13 @@ def preview(video: Path, out: Path, *, frames: int, sampling: FrameSampling = "o
 
     clip = read_clip(video, frames, Preparation(224), sampling)
     track = read_audio(video, span=(0.0, clip.duration))
-    times, cells = clip.timestamps, frame_cells(clip.timestamps, clip.frame_mask, clip.duration)
-
+    times = clip.timestamps
+    cells = frame_cells(times, clip.frame_mask, clip.duration)
     rows = -(-len(clip.pixels) // PER_ROW)
     figure = Figure(figsize=(12, 2.1 * rows + 5.2), layout="constrained")
     upper, lower = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1 * rows, 5.2]))
-    length, count = len(track.waveform) / SAMPLE_RATE, int(clip.frame_mask.sum())
+    length = len(track.waveform) / SAMPLE_RATE
+    count = int(clip.frame_mask.sum())
     figure.suptitle(f"{video.name}: {length:.2f} s, {count} frames, {sampling}", parse_math=False)
     for index, axes in enumerate(np.ravel(upper.subplots(rows, PER_ROW))):
         axes.axis("off")

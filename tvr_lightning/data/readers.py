@@ -43,8 +43,8 @@ class MediaReader:
     def __call__(self, video: VideoRecord, generator: np.random.Generator | None) -> Media:
         """Return Media of one clip: pixels (1, F, 3, S, S) or one (K, 3, H, W), frame_mask (1, F)."""
         if self.preparation.resize_mode == "undecoded":
-            file, mask = ClipFile(video.path, video.span), torch.ones(1, self.frames, dtype=torch.bool)
-            return Media([file], mask, times=torch.zeros(1, self.frames))
+            mask = torch.ones(1, self.frames, dtype=torch.bool)
+            return Media([ClipFile(video.path, video.span)], mask, times=torch.zeros(1, self.frames))
         clip = read_clip(video.path, self.frames, self._transform(generator), self.sampling, video.span, generator)
         return clip_media(clip, video.path, video.span, self.audio, self.on_corrupt, self.preparation.is_square)
 
@@ -64,7 +64,8 @@ class MediaReader:
 
     def empty(self) -> Media:
         """Return Media with pixels (0, F, 3, S, S)."""
-        size, dtype = self.preparation.image_size, torch.uint8 if self.preparation.antialias else torch.float16
+        size = self.preparation.image_size
+        dtype = torch.uint8 if self.preparation.antialias else torch.float16
         is_square = self.preparation.is_square
         return Media(
             pixels=torch.zeros(0, self.frames, 3, size, size, dtype=dtype) if is_square else [],

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.media.sampling import Span
 
 SplitName = Literal["train", "val", "test"]
-Span = tuple[float, float]
 SYNTHETIC_FILE = "SYNTHETIC.txt"
 """File in the folder of a dataset that `tvr data synth` wrote."""
 SYNTHETIC = "synthetic data, not comparable with published results"
@@ -167,7 +167,8 @@ def _numbered_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, di
     """Yield the rows of a CSV file after its header that are not blank, with their numbers in the file."""
     # newline="": a quoted field may contain line endings as part of the text, and only the csv reader detects them
     reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
-    rows, start = [], 1
+    rows = []
+    start = 1
     try:
         for number, row in enumerate(reader, start=1):
             if any(cell.strip() for cell in row):

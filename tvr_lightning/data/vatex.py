@@ -71,7 +71,8 @@ $TVR_DATA/vatex/
             if CLIP.fullmatch(clip) is None:
                 fix = "write <youtube id>_<start>_<end>, six digits each"
                 findings.add(source, clip, "malformed", "no clip id", fix)
-        key, hgr = CAPTIONS[self.language], self.annotations == "hgr"
+        key = CAPTIONS[self.language]
+        hgr = self.annotations == "hgr"
         if file not in self._captions:
             found = read_json(file, {str: {key: [str]}} if hgr else [{"videoID": str, key: [str]}])
             records = found.items() if hgr else ((record["videoID"], record) for record in found)

@@ -45,7 +45,8 @@ class VideoFiles:
     def find(self, name: str) -> Path:
         """Return the path of the video called `name`, or its expected path if there is none."""
         expected = path_below(self.root, name + self.suffix)
-        folder, found = expected.parent, [expected]
+        folder = expected.parent
+        found = [expected]
         if folder not in self._by_stem:
             files = sorted(folder.iterdir()) if folder.is_dir() else []
             self._files.update(files)

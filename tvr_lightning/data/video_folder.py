@@ -57,7 +57,8 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
     rows = []
     for position, record in records:
         name = expect(file, f"{position}, {video}", record.get(str(video)), str).strip()
-        entry, split = f"{position}, {name}", record.get("split")
+        entry = f"{position}, {name}"
+        split = record.get("split")
         row = CaptionRow(entry, posixpath.normpath(name), [], None if split is None else SPLITS.get(str(split).strip()))
         for column in captions:
             cell = record.get(column)

@@ -108,7 +108,8 @@ def read_audio(
 
 def _bounds(container: av.container.InputContainer, span: tuple[float, float] | None) -> tuple[float, float | None]:
     """Return the start of a clip in the time of its file, and its duration if it is known without decoding."""
-    origin, length = 0.0, None
+    origin = 0.0
+    length = None
     if container.streams.video:
         video = container.streams.video[0]
         if container.duration:
@@ -117,7 +118,8 @@ def _bounds(container: av.container.InputContainer, span: tuple[float, float] | 
             origin = float((video.start_time or 0) * video.time_base)
             length = float(video.duration * video.time_base) if video.duration else length
     if span:
-        origin, length = origin + span[0], span[1] - span[0]
+        origin = origin + span[0]
+        length = span[1] - span[0]
     return origin, None if length is None else max(length, 0.0)  # the header of a damaged file can be negative
 
 
@@ -140,7 +142,8 @@ def _decode(
 
     Packets are decoded one by one, so that a damaged packet affects no other samples; errors are added to `failures`.
     """
-    count, cursor = 0, None
+    count = 0
+    cursor = None
     try:
         for packet in packets_of(container, TimeBudget(path), stream):
             moment = None if packet.pts is None or packet.time_base is None else float(packet.pts * packet.time_base)

@@ -126,7 +126,8 @@ def draw_augmentation(
 ) -> FrameTransform:
     """Sample the transform from an RGB frame to (S, S, 3), the same for all frames of a clip."""
     if augmentation == "crop-flip":
-        draws, flip = generator.random((10, 4)), bool(generator.random() < 0.5)
+        draws = generator.random((10, 4))
+        flip = bool(generator.random() < 0.5)
         return CropFlip(preparation.image_size, draws, flip, preparation.antialias)
     if augmentation == "rand-augment":
         steps = draw_rand_augment(generator)

@@ -27,8 +27,10 @@ _STEPS = 2**16  # subdivisions of an output frame's duration to which FFmpeg rou
 def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
     """Encode the frames of a copy with x264's default quality, as FFmpeg does, and return their number."""
     stream = out.add_stream("libx264", rate=FPS, options={"crf": "23", "preset": "medium"})
-    stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", 1
-    reformatter, count = VideoReformatter(), 0
+    stream.pix_fmt = "yuv420p"
+    stream.codec_context.thread_count = 1
+    reformatter = VideoReformatter()
+    count = 0
     with closing(constant_rate_frames(path, FPS)) as frames:
         for frame in frames:
             if orientation_of(frame) is not None:
@@ -37,7 +39,9 @@ def write_clip4clip_frames(path: Path, out: OutputContainer) -> int:
                 stream.width, stream.height = clip4clip_size(frame.width, frame.height)
             size = (stream.width, stream.height)
             scaled = reformatter.reformat(frame, *size, format="yuv420p", interpolation="BICUBIC", threads=1)
-            scaled.pts, scaled.time_base, scaled.duration = count, Fraction(1, FPS), 1
+            scaled.pts = count
+            scaled.time_base = Fraction(1, FPS)
+            scaled.duration = 1
             scaled.pict_type = PictureType.NONE
             out.mux(stream.encode(scaled))
             count += 1
@@ -58,7 +62,9 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
     A frame that starts and ends more than 1.1 output frames too early is dropped; one that ends more than 1.1 too late
     is repeated. At the end, the last frame is repeated; the number of repetitions is the median of the last three.
     """
-    written, repeats, previous = 0, deque([0, 0, 0], 3), None
+    written = 0
+    repeats = deque([0, 0, 0], 3)
+    previous = None
     with open_video(path) as (container, stream):
         container.flags &= ~cast(int, Flags.gen_pts.value)  # PyAV's default; the FFmpeg command has no such timestamps
         origin = Fraction(container.start_time or 0, 10**6)
@@ -73,7 +79,9 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
                 position += copysign(0.5 / _STEPS, position)
             base = frame.time_base or Fraction(1)
             length = float((frame.duration or round(1 / guessed / base)) * base) * rate
-            early, earlier, count = position - written, 0, 1
+            early = position - written
+            earlier = 0
+            count = 1
             end = early + length
             if end < -1.1:
                 count = 0
@@ -83,7 +91,8 @@ def constant_rate_frames(path: Path, rate: int) -> Generator[VideoFrame, None, N
             repeats.appendleft(earlier)
             yield from [previous or frame] * earlier
             yield from [frame] * (count - earlier)
-            written, previous = written + count, frame
+            written = written + count
+            previous = frame
     if previous is None:
         raise VideoError(path, "none of its frames can be decoded")
     yield from [previous] * sorted(repeats)[1]
@@ -95,7 +104,8 @@ def _timed(frames: Iterable[VideoFrame]) -> Iterator[tuple[VideoFrame, Fraction]
     Decoding timestamps replace presentation timestamps that are missing or that decrease more often (AVI files).
     """
     latest = [float("-inf")] * 2
-    faults, after = [0, 0], 0
+    faults = [0, 0]
+    after = 0
     for frame in frames:
         stamps = (frame.pts, frame.dts)
         for kind, stamp in enumerate(stamps):

@@ -41,7 +41,8 @@ class ClipFile:
         with open_reader(path) as video:
             if video.broken:
                 raise VideoError(path, video.broken)
-            times, duration = video.timeline.times, video.timeline.duration
+            times = video.timeline.times
+            duration = video.timeline.duration
         start, end = span or (0.0, duration)
         inside = np.flatnonzero((times - times[0] >= start) & (times - times[0] < end))
         if not len(inside):

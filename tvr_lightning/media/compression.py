@@ -57,7 +57,8 @@ class Compression(Options):
         A side of odd length is extended by a copy of its outermost pixels, at the end that keeps the center `size`
         pixels in place.
         """
-        pixels, short = np.asarray(frame), min(frame.size)
+        pixels = np.asarray(frame)
+        short = min(frame.size)
         if short > self.size:
             scaled = (int(self.size * frame.width / short), int(self.size * frame.height / short))
             pixels = resized(frame, scaled, self.interpolation, antialias=True)
@@ -135,7 +136,8 @@ def _copied_audio(
                 break
             if packet.size and packet.pts is not None:
                 packet.pts -= round(origin / packet.time_base)  # an edit list removes audio before the first frame
-                packet.dts, packet.stream = packet.pts, track
+                packet.dts = packet.pts
+                packet.stream = track
                 packets.append(packet)
     except av.FFmpegError as error:
         notes.append(f"its audio ends early: {error.strerror}")
@@ -158,7 +160,9 @@ def _encoded_audio(path: Path, out: OutputContainer, notes: list[str]) -> list["
     track = out.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
     track.bit_rate = 64_000
     frame = av.AudioFrame.from_ndarray(audio.waveform[None], format="fltp", layout="mono")
-    frame.sample_rate, frame.pts, frame.time_base = SAMPLE_RATE, 0, Fraction(1, SAMPLE_RATE)
+    frame.sample_rate = SAMPLE_RATE
+    frame.pts = 0
+    frame.time_base = Fraction(1, SAMPLE_RATE)
     return [*track.encode(frame), *track.encode(None)]
 
 
@@ -179,7 +183,8 @@ def _write_frames(path: Path, how: Compression, out: OutputContainer) -> tuple[i
         if image.size != (stream.width, stream.height):  # all frames of a copy have the same size
             image = image.resize((stream.width, stream.height))
         encoded = av.VideoFrame.from_ndarray(np.asarray(image), "rgb24")
-        encoded.pts, encoded.time_base = number * _TICKS, clock
+        encoded.pts = number * _TICKS
+        encoded.time_base = clock
         (packet,) = stream.encode(encoded)
         packet.pts = packet.dts = number * _TICKS
         packet.duration = _TICKS
@@ -206,7 +211,8 @@ def verify_copy(path: Path, copy: Copy) -> None:
     if found.broken:
         raise VideoError(path, found.broken)
     budget = TimeBudget(path)
-    frames, sound = sum(1 for _ in decoded_frames(budget)), 0
+    frames = sum(1 for _ in decoded_frames(budget))
+    sound = 0
     with open_media(path) as container:
         track = container.streams.best("audio")
         if isinstance(track, av.AudioStream):

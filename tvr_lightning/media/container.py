@@ -40,7 +40,8 @@ class MediaError(UserError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
-        self.path, self.reason = path, reason
+        self.path = path
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -98,7 +99,8 @@ def open_media(path: Path) -> InputContainer:
     if path.stat().st_size == 0:
         raise VideoError(path, "the file is empty (0 bytes)")
     options = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "file", "max_pixels": str(MAX_PIXELS)}
-    seconds, began = _allowed_seconds(path), time.monotonic()
+    seconds = _allowed_seconds(path)
+    began = time.monotonic()
     try:
         # With "file:", since FFmpeg treats the text before a colon in a name as a protocol. It decodes a few frames to
         # detect the streams and checks the time limit between them.

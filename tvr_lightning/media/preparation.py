@@ -62,7 +62,8 @@ class Preparation:
         """Return an RGB frame as (S, S, 3), or unchanged as (H, W, 3)."""
         if not self.is_square:
             return np.asarray(frame)
-        size, sides = self.image_size, frame.size
+        size = self.image_size
+        sides = frame.size
         if self.resize_mode == "squash":
             scaled = (size, size)
         elif self.resize_mode == "longest":

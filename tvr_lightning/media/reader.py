@@ -71,7 +71,9 @@ class OpenedVideo:
     """
 
     def __init__(self, container: InputContainer, stream: VideoStream, budget: TimeBudget) -> None:
-        self.container, self.stream, self.budget = container, stream, budget
+        self.container = container
+        self.stream = stream
+        self.budget = budget
         self._to_image = partial(upright_image, budget.path, VideoReformatter())
         table = self._list_packets()
         pts, dts, keyframe, shown, lengths = table.T
@@ -88,9 +90,11 @@ class OpenedVideo:
         extra = stream.codec_context.extradata or b""
         packed = stream.codec_context.name == "mpeg4" and bool(_PACKED.search(extra))
         if (pts == _NO_STAMP).any():
-            self.pts, last = pts[:0], len(pts) - 1
+            self.pts = pts[:0]
+            last = len(pts) - 1
         else:
-            self.pts, last = pts, int(np.argmax(np.where(self.shown, pts, pts.min())))
+            self.pts = pts
+            last = int(np.argmax(np.where(self.shown, pts, pts.min())))
         assert stream.time_base is not None, "FFmpeg gives every demuxed stream a time base"
         self._time_base = stream.time_base
         self._last_length = int(lengths[last])

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.data.base import Needs, TextVideoDataModule
 from tvr_lightning.data.batch import PairBatch, TextBatch, VideoBatch
-from tvr_lightning.data.reading import Needs
 from tvr_lightning.encoders.base import Encoder, FeatureEncoder, fingerprint
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.extract.fingerprint import check_store

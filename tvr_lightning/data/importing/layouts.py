@@ -102,8 +102,8 @@ def _msrvtt_from_hub(files: Files) -> Converted:
     pairs = []
     for number, (video, said) in enumerate(read_hub_list(files["test"]).items()):
         if len(said) != 1:
-            message, fix = f"{len(said)} captions, but the protocol has one per video", "use the protocol's pairs"
-            raise malformed(files["test"], video, message, fix)
+            message = f"{len(said)} captions, but the protocol has one per video"
+            raise malformed(files["test"], video, message, "use the protocol's pairs")
         pairs.append([f"ret{number}", f"msr{video.removeprefix('video')}", video, said[0].strip()])
     sentences = [{"video_id": video, "caption": text} for video, said in captions.items() for text in said]
     return {
@@ -149,7 +149,7 @@ def _didemo_from_hub(files: Files) -> Converted:
     for name, file in files.items():
         found = read_hub_list(file)
         moments = [{"video": video, "description": text} for video, said in found.items() for text in said]
-        converted[f"{name}_list.txt"], converted[f"{name}_data.json"] = _lines(found), _json(moments)
+        converted |= {f"{name}_list.txt": _lines(found), f"{name}_data.json": _json(moments)}
     return converted
 
 

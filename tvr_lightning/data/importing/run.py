@@ -210,8 +210,8 @@ def _import_videos(
     for file, target in targets.items():  # all of them before anything is written
         if target.exists() and not target.samefile(file) and not is_same_file(target, file_mark(file)):
             raise UserError(f"{target} already exists and is not {file}. Move it.")
-    place, kept = next(iter(folders.values()), Path()), "Imported videos are kept."
-    with progress_bar(progress) as bar, explain_write_errors(place, kept):
+    place = next(iter(folders.values()), Path())
+    with progress_bar(progress) as bar, explain_write_errors(place, "Imported videos are kept."):
         title = "linking videos" if way == "link" else "copying videos"
         for file, target in bar.track(targets.items(), description=title):
             if target.exists():
