@@ -162,16 +162,6 @@ class AnnotatedDataset(ABC):
         """Title of the dataset, with the prefix "synthetic" for a synthetic dataset."""
         return f"synthetic {self.title}" if self.warnings else self.title
 
-    def missing_annotations(self, stage: str | None = None) -> list[str]:
-        """Return a line for each annotation file of a stage (None: all) that does not exist."""
-        sources = dict.fromkeys(self._source(name) for name in STAGES[stage])
-        files = dict.fromkeys(path for name in sources for path in self.required_files(name))
-        absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
-        if not self.folder.is_dir():
-            folder = self.folder if self.folder.parent.is_dir() else self.folder.parent
-            absent.insert(0, f"the folder {folder.absolute()} does not exist; check data.init_args.root")
-        return absent
-
     def incomplete(self, absent: list[str]) -> MissingAssetError:
         """Return the error for missing files, which are listed one sentence each, with the expected layout."""
         lines = [f"The data in {self.directory} is incomplete:", *(f"  - {line}" for line in absent)]
@@ -186,7 +176,7 @@ class AnnotatedDataset(ABC):
             return "official"
         return "holdout" if self.holdout else "test"
 
-    def _source(self, name: SplitName) -> SplitName:
+    def source_of(self, name: SplitName) -> SplitName:
         """Return the split of the annotation files from which `name` is built."""
         sources: dict[str, SplitName] = {"official": "val", "holdout": "train", "test": "test"}
         return sources[self.validation] if name == "val" else name
@@ -206,7 +196,7 @@ class AnnotatedDataset(ABC):
         `validation` defines "val"; if it is "test", the returned split is named test. An AnnotationError lists all
         contradictions in the files.
         """
-        source = self._source(name)
+        source = self.source_of(name)
         name = "test" if source == "test" else name
         if name not in self._read:
             split, findings = self.examine_split(source)

@@ -191,7 +191,11 @@ class TextVideoDataModule(AnnotatedDataset, LightningDataModule):
 
     def check_present(self, stage: str | None = None, annotations_only: bool = False) -> None:
         """Raise MissingAssetError unless annotation files, videos and captions of a stage (None: all) exist."""
-        absent = self.missing_annotations(stage)
+        files = dict.fromkeys(path for name in STAGES[stage] for path in self.required_files(self.source_of(name)))
+        absent = [f"{path.name}: looked for {path}" for path in files if not path.is_file()]
+        if not self.folder.is_dir():
+            folder = self.folder if self.folder.parent.is_dir() else self.folder.parent
+            absent.insert(0, f"the folder {folder.absolute()} does not exist; check data.init_args.root")
         needs_videos = not annotations_only and self.stored_in is None
         if needs_videos and not (self.video_root.is_dir() and any(self.video_root.iterdir())):
             absent.append(f"the videos: looked for files in {self.video_root}")
