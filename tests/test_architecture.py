@@ -52,17 +52,6 @@ def test_the_page_lists_the_packages_in_the_order_of_imports():
     assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
 
 
-def test_models_contain_no_blocks_budgets_or_protocols():
-    """`PairHead` handles blocks and memory, `method.py` protocols."""
-    models = sorted((PACKAGE / "methods").glob("*/model.py"))
-    assert models
-    modules = ("pairwise.blocks", "evaluation", "methods.tmass.score_as_released")
-    words = ("score_in_blocks", "block_bytes", "memory_budget", "memory_gib", "Protocol", "as-released")
-    for path in models:
-        assert not [name for name in imports_of(path) if name.startswith(modules)], path
-        assert not [word for word in words if word in path.read_text(encoding="utf-8")], path
-
-
 # Words that are also names of options, and options that the file itself declares.
 NO_LISTS = {
     "encoders/clip.py": "options of ClipEncoder that its small variant has no use for",

@@ -17,6 +17,9 @@ from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import GAID, XPool
 
+# Dependencies of MTEB warn about each other when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
 SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
 TEXTS = ["a red star moves left", "a small dog", "a person sings", "two cars in the rain"]
 

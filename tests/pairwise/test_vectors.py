@@ -142,16 +142,6 @@ def test_gradients_agree_between_the_forms(parts):
     close(*grads, rtol=1e-9, atol=1e-9)
 
 
-def test_adding_vectors_of_the_same_basis_does_not_widen_it(parts):
-    hidden = attended(PairVectors, parts).layer_norm(parts["norm"])
-    total = hidden + hidden.linear(parts["linear"])
-    assert total.terms.video.basis.shape == parts["frames"].shape
-    assert total.terms.shared is None
-    assert total.layer_norm(parts["norm"]).terms.shared.basis.shape == (1, parts["frames"].shape[-1])
-    unit = tail(PairVectors, parts).unit()
-    assert max(side.coefficients.numel() for side in (unit.terms.video, unit.terms.shared)) <= M * N * W * F
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_half_precision_is_computed_in_float32_and_float64_stays(parts, form):
     for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):

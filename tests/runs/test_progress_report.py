@@ -1,14 +1,12 @@
 """Progress of a run: the remaining time of the entire run, and a warning if it waits for videos."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
-from tvr_lightning.data.loader import TrainingLoader, TrainingSampler
 from tvr_lightning.runs import progress_report
 from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.testing.processes import quiet_trainer
@@ -55,26 +53,6 @@ def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
     rare = quiet_trainer(**options, limit_val_batches=0, callbacks=[ProgressReport(print_progress, 60.0)])
     rare.fit(method, datamodule=data)
     assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == ["Epoch 1/1, step 1 of 3"]
-
-
-def test_a_loader_measures_the_time_spent_waiting_for_it():
-    class Slow:
-        def __len__(self):
-            return 6
-
-        def __getitem__(self, index):
-            time.sleep(0.01)
-            return index
-
-    loader = TrainingLoader(Slow(), batch_size=2, sampler=TrainingSampler(6, 2, seed=0, replicas=1, rank=0))
-    batches, outside, start = 0, 0.0, time.perf_counter()
-    for _ in loader:
-        batches += 1
-        between = time.perf_counter()
-        time.sleep(0.05)
-        outside += time.perf_counter() - between
-    assert batches == 3
-    assert 0.06 <= loader.waited <= time.perf_counter() - start - outside
 
 
 @pytest.mark.parametrize(("slow", "device", "warnings"), [(True, "cpu", 1), (True, "cuda", 0), (False, "cpu", 0)])

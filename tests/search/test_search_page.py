@@ -1,6 +1,5 @@
 """The page in a real browser: start, results, player, images, a shared link, the keyboard, axe."""
 
-import base64
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
 from browser import wait
-from PIL import Image
 from search_parts import served
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -146,68 +144,6 @@ def test_the_player_starts_at_the_best_moment_with_audio_and_steps_through_resul
     shows(browser, CHIP, f"like {shown[0]}")
     wait(browser, lambda b: (first := b.execute_script(FIRST)) and first != f"1. {shown[0]}")
     assert one(browser, "#query").get_attribute("value") == ""
-
-
-@pytest.mark.slow
-def test_a_shared_link_restores_the_page(browser, address):
-    ask(browser, address)
-    for folder, count in (("below", 2), (".", 8)):
-        one(browser, f"#folder option[value='{folder}']").click()
-        cards(browser, CARDS, count)
-    one(browser, "#top").clear()
-    one(browser, "#top").send_keys("3", Keys.TAB)
-    items = cards(browser, CARDS, 3)
-    names = [item.find_element(By.TAG_NAME, "h3").text for item in items]
-    play(browser, items[1])
-    link = browser.current_url
-    assert "query=a+red+square" in link
-    assert "folder=." in link
-    browser.get("about:blank")
-    browser.get(link)
-    shows(browser, VIDEO)
-    assert one(browser, "#playing").text == names[1].partition(". ")[2]
-    press(browser, Keys.ESCAPE)
-    values = "return ['query', 'folder', 'top'].map(id => document.getElementById(id).value)"
-    assert browser.execute_script(values) == ["a red square", ".", "3"]
-    assert [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#answers h3")] == names
-    one(browser, "#home").click()
-    wait(browser, lambda b: one(b, "#library").is_displayed())
-    browser.back()
-    shows(browser, FIRST, names[0])
-
-
-PASTE = """
-const data = new DataTransfer();
-const bytes = Uint8Array.from(atob(arguments[0]), c => c.charCodeAt(0));
-data.items.add(new File([bytes], 'pasted.png', {type: 'image/png'}));
-document.body.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true}));
-"""
-
-
-@pytest.mark.slow
-def test_an_image_or_a_clip_can_be_an_example_alone_or_with_text(browser, address, gallery, tmp_path):
-    picture = tmp_path / "picture.png"
-    Image.new("RGB", (60, 40), "red").save(picture)
-    start(browser, address)
-    browser.execute_script(PASTE, base64.b64encode(picture.read_bytes()).decode())
-    shows(browser, CHIP, "like pasted.png")
-    shows(browser, FIRST)
-    one(browser, "#example").send_keys(str(gallery / "clip4.mp4"))
-    shows(browser, FIRST, "1. clip4.mp4")
-    assert browser.execute_script(CHIP) == "like clip4.mp4"
-    one(browser, "#query").send_keys("a red square", Keys.ENTER)
-    wait(browser, lambda b: "query=a+red+square" in b.current_url)
-    link = browser.current_url
-    browser.get("about:blank")
-    browser.get(link)
-    shows(browser, CHIP, "like clip4.mp4")
-    one(browser, "#query").clear()
-    button = one(browser, "#forget")
-    assert button.get_attribute("aria-label") == "Forget clip4.mp4"
-    button.click()
-    assert browser.execute_script(CHIP) is None
-    wait(browser, lambda b: one(b, "#library").is_displayed())
-    assert browser.switch_to.active_element.get_attribute("id") == "query"
 
 
 @pytest.mark.slow

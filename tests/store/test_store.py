@@ -249,23 +249,6 @@ def test_only_one_process_writes(store):
         assert len(FeatureStore(store)) == 6, "readers need no lock"
 
 
-def test_reading_a_few_rows_does_not_load_the_shard(tmp_path, ended):
-    count, width = 1024, 2048
-
-    def write_shard():
-        with write(tmp_path) as writer:
-            mask = torch.ones(count, FRAMES, dtype=torch.bool)
-            writer.append("frames", videos(0, count), {"frames": torch.zeros(count, FRAMES, width)}, mask)
-
-    ended(fork(write_shard)).join()  # a fork, since writing needs the memory that reading must not need
-    store = FeatureStore(tmp_path)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(0, count, 200):
-        store.video([key(number)])
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < 0.5 * count * FRAMES * width * 4
-
-
 def write_growing_shards(path):
     """Write shards of one, two, and three videos."""
     with write(path) as writer:

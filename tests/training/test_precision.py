@@ -8,8 +8,6 @@ import pytest
 from small_run import small_run
 
 from tvr_lightning.cli import main
-from tvr_lightning.testing.processes import quiet_trainer
-from tvr_lightning.testing.small import small
 from tvr_lightning.training.distributed import device_warnings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -31,12 +29,6 @@ def test_weights_of_16_bits_are_rejected(command, recipe, precision, tmp_path, c
     folder = f"--out={tmp_path}" if command == ["profile"] else f"--data.init_args.root={tmp_path}"
     assert main([*command, f"--config={recipe}", folder, f"--trainer.precision={precision}"]) == 2
     assert capsys.readouterr().err == f"tvr: {MESSAGE.format(precision)}\n"
-
-
-def test_weights_of_16_bits_are_rejected_in_python():
-    method, data = small(RECIPES / "clip4clip.yaml")
-    with pytest.raises(ValueError, match=r"trainer\.precision bf16-true.*Use bf16-mixed"):
-        quiet_trainer(precision="bf16-true", max_epochs=1).fit(method, datamodule=data)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The report in a browser: sorting, comparing runs by query, the keyboard, a phone, and dark mode."""
 
-import io
 import os
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
 from browser import wait
-from PIL import Image
 from run_cards import RECIPES, keys_of, make_card, plan_of
 
 from tvr_lightning.evaluation.rank_table import write_ranks
@@ -157,33 +155,6 @@ def test_queries_are_listed_if_one_of_two_runs_is_better(driver, site):
         assert wait(driver, lambda browser: browser.execute_script(loaded, first))  # noqa: B023  called at once
     section.find_element("css selector", "button").click()
     assert find(driver, ".contest h3").text == f"{names[1]} against {names[0]}"
-
-
-@pytest.mark.slow
-def test_pages_work_offline_and_in_dark_mode(driver, site):
-    folder, runs = site
-    offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    driver.execute_cdp_cmd("Network.enable", {})
-    driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
-    try:
-        for page in pages_of(runs):
-            browser = opened(driver, folder, page, 360)
-            assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-            ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-            assert max(int(part) for part in ground[4:-1].split(",")) < 64
-            assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-        browser = opened(driver, folder, f"runs/{runs[0].key}.html")
-        chart = find(browser, "img[src$='.svg']")
-        browser.execute_script("arguments[0].scrollIntoView()", chart)
-        assert wait(browser, lambda driver: chart.get_property("complete"))
-        gray = np.asarray(Image.open(io.BytesIO(chart.screenshot_as_png)).convert("L"))
-        assert gray.max() > 200  # text
-        assert gray.mean() < 90  # on a dark ground
-    finally:
-        driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**offline, "offline": False})
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")

@@ -1,6 +1,5 @@
 """The report of a real run: its figures need its weights only once."""
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -24,7 +23,6 @@ from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
-from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.sources import read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.reproduce.report.uncertainty import measure
 from tvr_lightning.runs.closing import write_query_ranks
@@ -142,25 +140,6 @@ def test_figures_are_measured_again_only_if_the_run_was_repeated(finished, run, 
     assert f"No figures of {run.card.name}: no <weights>" in capsys.readouterr().out
     assert "no &lt;weights&gt;" in page_of(tmp_path, run)
     assert "Training curves" in page_of(tmp_path, run)
-
-
-def test_a_report_of_folders_shows_what_differs_and_only_curves_of_several_points(finished, run, tmp_path):
-    for name, rate in (("a", 1e-3), ("b", 1e-4)):
-        folder = shutil.copytree(Path(run.card.checkpoint).parent.parent, tmp_path / name)
-        results = json.loads((folder / "results.json").read_text())
-        results["config"]["model"]["init_args"]["optimizer"]["lr"], results["select_on"] = rate, "test"
-        (folder / "results.json").write_text(json.dumps(results))
-    log = pd.read_csv(tmp_path / "b" / "metrics.csv")
-    log[log["train/loss"].notna()].head(1).to_csv(tmp_path / "b" / "metrics.csv", index=False)
-    run_report(tmp_path, RECIPES, tables_only=True)
-    runs = read_runs(tmp_path)
-    ((table, _),) = leaderboards([], runs).values()
-    assert sorted(table["lr", ""]) == ["0.0001", "0.001"]
-    assert [top for top, below in table.columns if not below] == ["method", "lr"]
-    pages = tmp_path / "report" / "runs"
-    assert any(f"chance, {run.results['videos']} videos" in svg.read_text() for svg in pages.glob("a-0-*.svg"))
-    assert not list(pages.glob("b-*.svg"))
-    assert "A curve needs two logged values or more. Without curves: training loss" in (pages / "b.html").read_text()
 
 
 def test_folders_of_fit_also_have_a_report(finished, run, tmp_path, monkeypatch):
