@@ -67,15 +67,13 @@ def table(**columns):
     return found.cast(datasets.Features(types))
 
 
-def retrieval_split(category, stored, answers=False):
-    """Queries and corpus of four pairs; with `answers`, a query is a text and a video and all texts are candidates."""
+def retrieval_split(category, stored):
+    """Queries and corpus of four pairs."""
     ids = [str(i) for i in range(len(TEXTS))]
-    videos, texts, ranked = table(id=ids, video=stored), table(id=ids, text=TEXTS), None
+    videos, texts = table(id=ids, video=stored), table(id=ids, text=TEXTS)
     queries, corpus = (texts, videos) if category.startswith("t") else (videos, texts)
-    if answers:
-        queries, ranked = table(id=ids, text=TEXTS, video=stored), dict.fromkeys(ids, ids)
     pairs = {name: {name: 1} for name in ids}
-    return RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
+    return RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=None)
 
 
 def recall_at_1(scores):
@@ -141,24 +139,6 @@ def test_titles_of_a_corpus_count(model, clips):
     given = torch.tensor([[found[video][text] for video in "0123"] for text in "0123"])
     torch.testing.assert_close(given, model.score(sentences, clips))
     assert not torch.allclose(given, model.score(TEXTS, clips))
-
-
-def stand_in(task, clips):
-    """Replace the dataset of a task of MVEB by four videos of our own in its columns."""
-    stored, kind = as_bytes(clips), task.metadata.type
-    if "Retrieval" in kind or kind == "VideoCentricQA":
-        rows = retrieval_split(task.metadata.category[0], stored, answers=kind == "VideoCentricQA")
-        task.dataset = {"default": dict.fromkeys(task.metadata.eval_splits, rows)}
-    else:
-        pair = kind == "VideoPairClassification"
-        columns = [task.input1_column_name, task.input2_column_name] if pair else [task.input_column_name]
-        videos = {column: (stored if column != "video2" else stored[::-1]) * 3 for column in columns}
-        rows = table(**videos, **{task.label_column_name: [0, 1, 0, 1] * 3})
-        if not pair:
-            rows = rows.cast_column(task.label_column_name, datasets.ClassLabel(names=["walk", "swim"]))
-        task.dataset = datasets.DatasetDict(dict.fromkeys({"train", *task.metadata.eval_splits}, rows))
-    task.load_data, task.data_loaded = lambda **_: None, True
-    return task
 
 
 def test_texts_and_videos_of_one_side_are_added(model, clips):

@@ -34,7 +34,6 @@ from tvr_lightning.runs.run import Run
 
 PROGRAMS = Path(__file__).parents[1]
 RESUME = "--checkpoints.resume=true"
-NO_VALIDATION = "--trainer.limit_val_batches=0"
 EVERY_STEP = "--checkpoints.every_n_steps=1"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 from small_run import small_run
@@ -10,7 +9,6 @@ from small_run import small_run
 from tvr_lightning.cli import main
 from tvr_lightning.training.distributed import device_warnings
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MESSAGE = "trainer.precision {} stores all weights in 16 bits, but methods score in float32. Use bf16-mixed or 32-true"
 
 
