@@ -11,9 +11,7 @@ from tvr_lightning.testing import method_recipes, small
 
 RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
 # Functions that wait for the device, by method. Remove those that no longer wait.
-IN_EVALUATION = {
-    "NCL on CLIP4Clip": {f"methods.ncl.queue.FeatureQueue.{name}" for name in ("__len__", "records")},
-}
+IN_EVALUATION = {"NCL on CLIP4Clip": {f"methods.ncl.queue.FeatureQueue.{name}" for name in ("__len__", "records")}}
 EVERY_EVALUATION = {"methods.base.RetrievalModule.score_temperature"}
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch")

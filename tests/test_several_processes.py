@@ -96,11 +96,7 @@ def answer(root, world):
     result = [run.callback_metrics["test/accuracy"].item(), found.accuracy, found.questions, found.without_video]
     run.predict(method, datamodule=data, return_predictions=False)
     answers = [[row["question"], row["video_id"], row["answer"]] for row in method.predictions]
-    return {
-        "test": result,
-        "predict": answers,
-        "skipped": unread_by(method),
-    }
+    return {"test": result, "predict": answers, "skipped": unread_by(method)}
 
 
 def fit(root, world):

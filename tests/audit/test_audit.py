@@ -23,13 +23,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.loop import encode_split
-from tvr_lightning.evaluation.normalization import (
-    Bank,
-    DualSoftmax,
-    Normalizer,
-    QueryBankNorm,
-    SinkhornBias,
-)
+from tvr_lightning.evaluation.normalization import Bank, DualSoftmax, Normalizer, QueryBankNorm, SinkhornBias
 from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.methods import CLIP4Clip

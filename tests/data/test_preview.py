@@ -43,8 +43,7 @@ def test_clips_without_audio_and_with_dollar_signs_in_their_name_have_a_page(tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("page.png", "letter.mp4"), ("page.xyz", "page.xyz must end in .png, .pdf, or .svg")],
+    ("name", "message"), [("page.png", "letter.mp4"), ("page.xyz", "page.xyz must end in .png, .pdf, or .svg")]
 )
 def test_other_files_and_suffixes_are_refused(tmp_path, capsys, name, message):
     (tmp_path / "letter.mp4").write_text("not a video")

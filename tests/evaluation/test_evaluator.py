@@ -54,10 +54,7 @@ def test_ranks_equal_those_of_the_whole_matrix(score):
     texts, videos, truth = split()
     evaluation = evaluate(Evaluator(score), texts, videos, truth)
     matrix = score(texts, videos).similarity
-    expected = (
-        text_to_video_ranks(matrix, truth.video_of_text),
-        video_to_text_ranks(matrix, truth.video_of_text),
-    )
+    expected = (text_to_video_ranks(matrix, truth.video_of_text), video_to_text_ranks(matrix, truth.video_of_text))
     assert ranks_of(evaluation) == rank_lists(*expected)
     assert (evaluation.text_to_video, evaluation.video_to_text) == tuple(map(summarize, expected))
     assert evaluation.sum_of_recalls == evaluation.text_to_video["RSum"] + evaluation.video_to_text["RSum"]

@@ -252,8 +252,7 @@ def test_dropout_is_used_only_in_training(kind, options):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [(TMASS, {}), *((GAID, {"perturbation": kind}) for kind in (NoPerturbation(), STP(), DASP()))],
+    ("kind", "options"), [(TMASS, {}), *((GAID, {"perturbation": kind}) for kind in (NoPerturbation(), STP(), DASP()))]
 )
 def test_the_audit_detects_the_leak_of_the_released_protocol(kind, options):
     method, (text, video) = build(kind, options, torch.float32).eval(), features(5, 5)

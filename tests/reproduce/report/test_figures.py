@@ -15,11 +15,7 @@ from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.features import PairedFeatures
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures import figure_types as figures
-from tvr_lightning.reproduce.report.figures.any_method import (
-    measure_balance,
-    measure_modalities,
-    measure_similarity,
-)
+from tvr_lightning.reproduce.report.figures.any_method import measure_balance, measure_modalities, measure_similarity
 from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
