@@ -14,10 +14,7 @@ from small_run import small_run
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, MSVD
-from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.data.records import Split, TextRecord, VideoRecord
-from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.scores_file import write_trec
 
 IDS = {"single": "--ids=single.csv", "multi": "--ids=multi.parquet"}
@@ -269,12 +266,6 @@ def test_the_protocol_of_external_scores_claims_no_training_set(msrvtt, tmp_path
     np.save("scores.npy", np.eye(len(MSRVTT(root=str(msrvtt)).read_split("test").videos)))
     found = evaluated("scores.npy", "--data=MSRVTT", f"--data.init_args.root={msrvtt}")
     assert (found["dataset"], found["protocol"]) == ("synthetic MSR-VTT", "1k-A, one caption per video")
-
-
-def test_nan_in_a_matrix_is_refused():
-    truth = GroundTruth(torch.arange(3), 3, "Toy", "test", "pairs")
-    with pytest.raises(UserError, match="1 of 9 scores are NaN"):
-        evaluate_scores(torch.eye(3).where(torch.arange(9).view(3, 3) != 4, torch.nan), truth)
 
 
 def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
