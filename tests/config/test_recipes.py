@@ -1,6 +1,5 @@
 """Every recipe parses, describes itself, and builds its method on the fixture's tiny encoder."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -61,21 +60,6 @@ def test_an_option_that_the_data_would_replace_is_refused():
         Recipe.parse(["tcmgc"], ["--model.init_args.words=9"])
     same = Recipe.parse(["tcmgc"], ["--model.init_args.words=9", "--data.init_args.words=9"])
     assert same.config.model.init_args.words == 9
-
-
-@pytest.mark.parametrize("title", method_recipes(RECIPES))
-def test_recipes_give_the_source_of_the_released_devices(title):
-    text = method_recipes(RECIPES)[title].read_text(encoding="utf-8")
-    (stated,) = re.findall(r"^ *released_devices: (\d|null) +# (.*)$", text, re.MULTILINE)
-    devices, source = stated
-    assert ("no released code" if devices == "null" else "released") in source
-
-
-def test_recipes_begin_with_a_comment_that_describes_them():
-    for path in sorted(RECIPES.rglob("*.yaml")):
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        assert first.startswith("# "), path
-        assert len(first) > 20, path
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,12 @@ def averages(saved):
     "ignore:You're using the WeightAveraging", "ignore:SWA is currently only supported", "ignore:Be aware that when"
 )
 @pytest.mark.parametrize(
-    ("callback", "name"), [(EMA, "last"), (EMA, "best"), (SWA, "last")], ids=["ema-last", "ema-best", "swa-last"]
+    ("callback", "name"),
+    [
+        pytest.param(EMA, "last", id="ema-last"),
+        pytest.param(EMA, "best", id="ema-best", marks=pytest.mark.slow),
+        pytest.param(SWA, "last", id="swa-last"),
+    ],
 )
 def test_the_table_of_a_run_with_averaged_weights_is_that_of_its_checkpoint(callback, name, msrvtt, tmp_path):
     select_on = "last" if name == "last" else "test"
