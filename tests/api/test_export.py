@@ -88,8 +88,6 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path, monkeypatc
     checkpoint, out, text = saved(CLIP4Clip, tmp_path / "last.ckpt"), tmp_path / "exported", tmp_path / "text.ckpt"
     text.write_text("no checkpoint")
     assert refused(checkpoint, tmp_path) == f"{tmp_path} exists. Choose a new folder, or delete it."
-    assert refused(checkpoint, out, ("opset", 11)) == "opset 11 is too old. Choose one from 18 to 23."
-    assert refused(checkpoint, out, ("opset", 99)).startswith("opset 99 is too new.")
     assert "last.ckpt is not an open_clip architecture" in refused(checkpoint, out, ("weights", "openai"))
     assert "text.ckpt: cannot be read as a checkpoint" in refused(text, out)
     assert "ViT-B-23: no such checkpoint" in refused("ViT-B-23", out)

@@ -26,7 +26,7 @@ from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods.base import RetrievalModule
 
-OLDEST_OPSET, NEWEST_OPSET = 18, 23  # range that torch's exporter supports
+OPSET = 18  # version of ONNX's operators, the oldest that torch's exporter supports
 TOLERANCE = 1e-4  # relative to the largest value of a tensor if that is above 1
 HEAD = "head.onnx"
 INPUTS = 10  # on which torch and onnxruntime are compared
@@ -91,7 +91,6 @@ def export(
     *,
     weights: str | None = None,
     frames: int | None = None,
-    opset: int = OLDEST_OPSET,
     trust: Sequence[str] = (),
 ) -> list[str]:
     """Export a method to ONNX in a new folder, and return lines about its files and their differences from torch.
@@ -106,19 +105,15 @@ def export(
         out: New folder for the files.
         weights: Weights of the architecture. Default: `openai`.
         frames: Number of frames per video of the architecture. Default: 12.
-        opset: Version of ONNX's operators.
         trust: Modules whose classes the checkpoint may name, as for `load`.
 
     Raises:
-        UserError: `out` exists, a library is missing, the opset is not supported, the method cannot be exported, or
-            the results of onnxruntime differ from those of torch. Nothing is written.
+        UserError: `out` exists, a library is missing, the method cannot be exported, or the results of onnxruntime
+            differ from those of torch. Nothing is written.
     """
     out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists. Choose a new folder, or delete it.")
-    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
-        problem = "old" if opset < OLDEST_OPSET else "new"
-        raise UserError(f"opset {opset} is too {problem}. Choose one from {OLDEST_OPSET} to {NEWEST_OPSET}.")
     for library in ("onnx", "onnxscript", "onnxruntime"):
         optional(library, "onnx", "tvr export")
     is_architecture = not Path(source).exists() and str(source) in open_clip.list_models()
@@ -140,8 +135,8 @@ def export(
     ):
         made = Path(folder) / out.name  # the temporary folder can only be read by its owner
         made.mkdir()
-        files, lines = _write(model, opset, made)
-        settings = {"opset": opset, **_settings(model), "files": files}
+        files, lines = _write(model, made)
+        settings = {"opset": OPSET, **_settings(model), "files": files}
         (made / "export.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
         (made / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
         (made / "example.py").write_bytes(EXAMPLE.read_bytes())
@@ -177,7 +172,7 @@ def _settings(model: Model) -> dict[str, Any]:
     }
 
 
-def _write(model: Model, opset: int, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _write(model: Model, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Write the graphs to a folder, compare them with torch, and return their description and lines to print."""
     import onnxruntime
 
@@ -194,7 +189,7 @@ def _write(model: Model, opset: int, folder: Path) -> tuple[dict[str, Any], list
     sessions: dict[str, Any] = {}
     for name, graph in graphs.items():
         try:
-            _convert(graph, folder / name, opset, any_frames)
+            _convert(graph, folder / name, any_frames)
         except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError) as error:
             cause: BaseException = error
             while cause.__cause__ is not None:  # the exporter's own message comes last, after advice for its developers
@@ -259,7 +254,7 @@ def _takes_any_frames(method: RetrievalModule, antialias: bool) -> bool:
     return True
 
 
-def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
+def _convert(graph: _Graph, file: Path, any_frames: bool) -> None:
     """Write a graph with the dynamic axes N (texts), M (videos), and, with `any_frames`, F (frames)."""
     import onnx_ir
     from onnxscript import opset18
@@ -292,7 +287,7 @@ def _convert(graph: _Graph, file: Path, opset: int, any_frames: bool) -> None:
             made = torch.onnx.export(
                 traced,
                 dynamo=True,
-                opset_version=opset,
+                opset_version=OPSET,
                 input_names=names,
                 output_names=outputs,
                 custom_translation_table={torch.ops.aten.sort.stable: stable_sort},

@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,8 +87,11 @@ class CommandParser(argparse.ArgumentParser):
 
         Arguments that are not given are absent, so that the function's defaults apply, except paths, which are checked.
         """
-        parts, default, required = list(parts_of(hint)), parameter.default, parameter.default is parameter.empty
-        named, many = parameter.kind is not parameter.POSITIONAL_ONLY, any(get_origin(part) is list for part in parts)
+        parts = list(parts_of(hint))
+        default = parameter.default
+        required = default is parameter.empty
+        named = parameter.kind is not parameter.POSITIONAL_ONLY
+        many = any(get_origin(part) is list for part in parts)
         choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
         span = next((part for part in parts if isinstance(part, Range)), None)
         path = next((part for part in parts if isinstance(part, PathKind)), None)
@@ -126,8 +128,6 @@ class CommandParser(argparse.ArgumentParser):
 def parse(command: Command, words: Sequence[str]) -> dict[str, Any]:
     """Return the values of a command's arguments; `overrides` has `--option=value` for each option of recipes."""
     parser = CommandParser(command)
-    text = "\0".join(words)
-    words = re.sub(r"(^|\0)(--[^=\0]+)\0(-\.?\d)", r"\1\2=\3", text).split("\0") if words else []
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     for name in dict.fromkeys(names):
         if name in parser.known:
@@ -168,8 +168,11 @@ def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the sc
     print(shtab.complete(whole, shell))
 
 
-TRAIN, DATA, SEARCH = "Train and test", "Datasets", "Features and search"
-TABLES, SHARE = "Tables and reports", "Share and extend"
+TRAIN = "Train and test"
+DATA = "Datasets"
+SEARCH = "Features and search"
+TABLES = "Tables and reports"
+SHARE = "Share and extend"
 COMMANDS = (
     Command("fit", train.fit, TRAIN, "--config gare --config fixture", RECIPE, RESUME),
     Command("validate", train.validate, TRAIN, f"--ckpt_path {LAST}", RECIPE),

@@ -159,6 +159,7 @@ def _test_set(config: list[str], overrides: Sequence[str], ids: Path | None) -> 
         return truth, layout
     dataset = data_from_recipe(config, overrides)
     dataset.check_present("test", annotations_only=True)  # videos may be missing
-    split, truth = dataset.read_split("test"), dataset.ground_truth("test")
+    split = dataset.read_split("test")
+    truth = dataset.ground_truth("test")
     layout = layout_of(split, truth.where) if ids is None else read_layout(ids, split, truth.where)
     return replace(truth, video_of_text=layout.video_of_text, videos=len(layout.split.videos)), layout

@@ -34,15 +34,15 @@ def main(args: Sequence[str] | None = None) -> int:
     if asked := {"-v", "--verbose"} & set(words):
         os.environ[VERBOSE] = "1"  # the processes of other devices inherit it
         words = [word for word in words if word not in asked]
-    command = next((c for c in COMMANDS if words[: c.name.count(" ") + 1] == c.name.split()), None)
+    command = next((each for each in COMMANDS if words[: len(each.name.split())] == each.name.split()), None)
     try:
-        status = list_commands(words) if command is None else run(command, words[command.name.count(" ") + 1 :])
+        status = list_commands(words) if command is None else run(command, words[len(command.name.split()) :])
         sys.stdout.flush()
     except (KeyboardInterrupt, SystemExit) as error:
         if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__context__, KeyboardInterrupt):
             raise  # any exit but that of Lightning after an interruption
         advice = f"; {command.resume}" if command and command.resume else ""
-        print(f"tvr: {command.name if command else 'tvr'} was interrupted{advice}", file=sys.stderr)
+        print(f"tvr: {command.name if command else 'the command'} was interrupted{advice}", file=sys.stderr)
         return 130
     except UserError as error:
         print(f"tvr: {error}", file=sys.stderr)
@@ -74,7 +74,8 @@ def run(command: Command, words: list[str]) -> int:
 
         recipe_parser().parse_args(words if of_class else ["--help"])  # prints the help and raises SystemExit
     options = parse(command, words)
-    recipes, overrides = options.get("config", []), options.get("overrides", [])
+    recipes = options.get("config", [])
+    overrides = options.get("overrides", [])
     if of_recipe or recipes or overrides:
         # A checkpoint names its own classes; other commands without recipes refuse options of recipes themselves.
         complete = options.get("ckpt_path") or (not of_recipe and (not recipes or command.name == "evaluate"))
@@ -93,14 +94,15 @@ def list_commands(words: Sequence[str]) -> int:
     if words and words[0] == "--version":
         print(__version__)
         return 0
-    names, both = [command.name for command in COMMANDS], " ".join(words[:2])
-    of_data = [name for name in names if difflib.get_close_matches(both, [name], cutoff=0.75) and " " in name]
-    asked = both if words[:1] == ["data"] or of_data else " ".join(words[:1])
+    names = [command.name for command in COMMANDS]
+    only_data = words[:1] == ["data"]
+    both = " ".join(words[:2])
+    near = difflib.get_close_matches(both, [name for name in names if " " in name], n=1, cutoff=0.75)
+    asked = both if near or only_data else " ".join(words[:1])
     if asked not in ("", "-h", "--help", "data", "data -h", "data --help"):
-        near = difflib.get_close_matches(asked, names, n=1)
+        near = near or difflib.get_close_matches(asked, names, n=1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise UserError(f"{asked} is not a command. {meant}`tvr --help` lists all commands.")
-    only_data = words[:1] == ["data"]
     print("usage: tvr data COMMAND [options]" if only_data else f"usage: tvr COMMAND [options]\n{FIRST_STEPS}")
     for group, commands in itertools.groupby(COMMANDS, lambda command: command.group):
         if group == DATA or not only_data:

@@ -28,7 +28,9 @@ class PathKind:
         """Return the path that a text stands for, or raise an ArgumentTypeError if it is unusable."""
         if self.remote and "://" in text:
             return text
-        path, new, kind = Path(text), self.kind.startswith("new "), self.kind.removeprefix("new ")
+        path = Path(text)
+        kind = self.kind.removeprefix("new ")
+        new = kind != self.kind
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         is_folder = existing.is_dir()
         if existing != path and not new:
@@ -47,6 +49,7 @@ class PathKind:
 File = Annotated[Path, PathKind("file")]
 Folder = Annotated[Path, PathKind("folder")]
 FileOrFolder = Annotated[Path, PathKind("file or folder")]
+Checkpoint = Annotated[Path | str | None, PathKind("file or folder", remote=True)]
 NewFile = Annotated[Path, PathKind("new file")]
 NewFolder = Annotated[Path, PathKind("new folder")]
 Index = Annotated[

@@ -11,7 +11,7 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, NotNegative, Range, Workers
 from tvr_lightning.runs.log import loading
 
-BATCH, APPLIED = "data.init_args.batch_size", ("trainer.precision", "trainer.plugins")
+APPLIED = ("trainer.precision", "trainer.plugins")  # options of the trainer that a profile uses
 
 
 def published(
@@ -62,10 +62,12 @@ def reproduce(
              "max_parallel_jobs": max_parallel_jobs}  # fmt: skip
     if engine == "local":
         refuse_options(slurm, "can only be used for SLURM jobs. Add --engine slurm.")
-    recipes, root = recipes_folder(recipes), os.environ.get("TVR_DATA")
+    recipes = recipes_folder(recipes)
+    root = os.environ.get("TVR_DATA")
     if root and not fixture:
         refuse_options({"fixture_videos": fixture_videos}, "can only be used for synthetic datasets. Add --fixture.")
-        folder, videos = Path(root).expanduser(), None
+        folder = Path(root).expanduser()
+        videos = None
     else:
         videos = fixture_videos or 500
         folder = (out / f"fixture-{videos}").absolute()
@@ -153,8 +155,8 @@ def profile(
     Milliseconds per video: encoding one video (its share of a batch, media in memory) and scoring all queries against
     it. Times and memory are those of the recipe's precision and gradient cache.
     """
-    given = [option for option, _ in split_options(overrides)]
-    ignored = [name for name in given if name == BATCH or (name.startswith("trainer.") and name not in APPLIED)]
+    given = [option for option, _ in split_options(overrides) if option not in APPLIED]
+    ignored = [name for name in given if name == "data.init_args.batch_size" or name.startswith("trainer.")]
     refuse_options(dict.fromkeys(ignored, True), "cannot be used in a profile, which has --batch_size and --device.")
     with loading("profile"):
         from tvr_lightning.config.recipe import Recipe

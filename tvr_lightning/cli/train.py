@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.options import Config, File, NewFile, NewFolder, Trust
+from tvr_lightning.cli.options import Checkpoint, Config, File, NewFile, NewFolder, Trust
 from tvr_lightning.config.recipe_files import RECIPES, refuse_options
-from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, Range
 from tvr_lightning.runs.log import loading
 
@@ -31,31 +30,22 @@ common options of recipes:
 """
 
 
-def _run_of(command: str, summary: str) -> Callable[..., None]:
+def _run_of(command: Literal["fit", "validate", "test", "predict"], summary: str) -> Callable[..., None]:
     def run(
         config: Config = [],
-        ckpt_path: Annotated[str | None, "FILE", "checkpoint to evaluate; recipes override its options"] = None,
+        ckpt_path: Annotated[Checkpoint, "FILE", "checkpoint to evaluate; recipes override its options"] = None,
         override: Annotated[bool, "score with the given options even if the training had others"] = False,
         trust: Trust = [],
         overrides: Sequence[str] = (),
     ) -> None:
-        if ckpt_path in ("best", "last", "hpc", "registry"):  # Lightning would search its own folders
-            raise UserError(
-                f"--ckpt_path {ckpt_path} is not a file. Name the file of a checkpoint, such as "
-                "runs/tcmgc-msrvtt/version_0/checkpoints/last.ckpt, or resume the newest run with "
-                "--checkpoints.resume=true."
-            )
-        elsewhere = ckpt_path is None or "://" in ckpt_path
-        file = None if elsewhere else Path(str(ckpt_path))
-        if file is not None and not file.exists():
-            raise UserError(f"{ckpt_path}: no such checkpoint; looked for it at {file.absolute()}")
         with loading(command):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.runs.run import Run
-        recipe = Recipe.parse(config, overrides, None if command == "fit" else file, trust, override)
+        evaluated = ckpt_path if isinstance(ckpt_path, Path) and command != "fit" else None
+        recipe = Recipe.parse(config, overrides, evaluated, trust, override)
         words = [command, *(f"--config={name}" for name in config), *overrides]
         words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
-        Run(command, recipe, ckpt_path, words).start()  # type: ignore[arg-type]
+        Run(command, recipe, str(ckpt_path) if ckpt_path else None, words).start()
 
     run.__doc__ = summary
     return run
@@ -68,7 +58,7 @@ predict = _run_of("predict", "Write the top-ranked videos of every test text to 
 
 def fit(
     config: Config = [],
-    ckpt_path: Annotated[str | None, "FILE", "checkpoint of an interrupted run to resume"] = None,
+    ckpt_path: Annotated[Checkpoint, "FILE", "checkpoint of an interrupted run to resume"] = None,
     estimate: Annotated[bool, "print the memory, disk space, and time of the run, without training"] = False,
     overrides: Sequence[str] = (),
 ) -> None:
@@ -113,13 +103,12 @@ def audit(
         recipe = Recipe.parse(config, overrides, ckpt_path, trust)
         recipe.check()
         built = recipe.build()
-    method, data = built.model, built.data
     if recipe.trained is not None:
-        method.on_load_checkpoint(recipe.trained.saved)
-        method.load_state_dict(recipe.trained.saved["state_dict"])
+        built.model.on_load_checkpoint(recipe.trained.saved)
+        built.model.load_state_dict(recipe.trained.saved["state_dict"])
     with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):
-        found = audit_method(method, data, videos, seed)
-    return report_audit(method, found)
+        found = audit_method(built.model, built.data, videos, seed)
+    return report_audit(built.model, found)
 
 
 def convert(
@@ -166,7 +155,6 @@ def export(
     /,
     weights: Annotated[str | None, "weights of the architecture: a file, a tag, or none; openai by default"] = None,
     frames: Annotated[Count | None, "number of frames per video of the architecture; 12 by default"] = None,
-    opset: Annotated[Count, "version of ONNX's operators"] = 18,
     trust: Trust = [],
 ) -> None:
     """Export a method's encoders and head to ONNX, compare them with torch, and add an example that needs no torch."""
@@ -175,7 +163,7 @@ def export(
     with shown("export: tracing and comparing with torch"):
         from tvr_lightning.api.export import export as export_method
 
-        lines = export_method(source, out, weights=weights, frames=frames, opset=opset, trust=trust)
+        lines = export_method(source, out, weights=weights, frames=frames, trust=trust)
     print(*lines, f"Wrote {out}", sep="\n")
 
 
