@@ -39,7 +39,7 @@ from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.checks import refuse
 from tvr_lightning.methods.dpdv.model import spot_frames
-from tvr_lightning.methods.dpdv.options import Share
+from tvr_lightning.methods.dpdv.options import ProperFraction
 from tvr_lightning.option_types import Count, Dropout, Role, check
 from tvr_lightning.ranks import Ranks
 from tvr_lightning.training.checkpoints import CheckpointError
@@ -72,7 +72,7 @@ class AnswerHead(nn.Module):
         hidden: Count = 1024,
         dropout: Dropout = 0.1,
         pooling: FramePooling = "spot",
-        spot_ratio: Share = 0.5,
+        spot_ratio: ProperFraction = 0.5,
         micro: bool = False,
         inputs: Inputs = "both",
     ) -> None:

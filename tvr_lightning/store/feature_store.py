@@ -29,14 +29,14 @@ from torch import Tensor
 from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
+from tvr_lightning.media.sampling import Span
 from tvr_lightning.option_types import StoreDtype
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Part = Literal["text", "frames", "patches", "audio", "pixels"]
-Span = tuple[float, float] | None
-VideoKey = tuple[str, str, Span]
+VideoKey = tuple[str, str, Span | None]
 Fingerprint = Mapping[str, str]
 FileMark = tuple[int, int, str]  # size of a file in bytes, modification time in ns, and a digest of its content
 
@@ -86,7 +86,7 @@ class StoreItem:
     split: str
     id: str  # of the video; for a text, a digest of its characters
     path: str = ""  # of the video; empty for a text
-    span: Span = None  # start and end of the clip in the file, in seconds
+    span: Span | None = None  # start and end of the clip in the file, in seconds
     text: str | None = None  # None for a video
     file: FileMark | None = None  # mark of the video's file when it was read; None for a text or a missing file
 

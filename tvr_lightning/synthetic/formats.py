@@ -12,8 +12,9 @@ import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from tvr_lightning.data.records import SplitName
 from tvr_lightning.option_types import DatasetName
 from tvr_lightning.synthetic.chinese import chinese_caption
 from tvr_lightning.synthetic.grammar import (
@@ -27,8 +28,7 @@ from tvr_lightning.synthetic.grammar import (
 )
 from tvr_lightning.synthetic.scene import BACKDROP_COLORS, MOTIONS, Scene, Timing
 
-Part = Literal["train", "val", "test"]
-PARTS: tuple[Part, ...] = get_args(Part)
+PARTS: tuple[SplitName, ...] = get_args(SplitName)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Item:
     """
 
     scene: Scene
-    part: Part
+    part: SplitName
     video_id: str
     file: str
     captions: list[Caption]
@@ -75,7 +75,7 @@ def _write_lists(items: list[Item], folder: Path) -> None:
         write_lines(folder / f"{part}_list.txt", [item.video_id for item in of_part(items, part)])
 
 
-def of_part(items: list[Item], *parts: Part) -> list[Item]:
+def of_part(items: list[Item], *parts: SplitName) -> list[Item]:
     """Return the items of the given parts, in order."""
     return [item for item in items if item.part in parts]
 
@@ -102,7 +102,7 @@ _MSRVTT_CAPTIONS = 20  # per video, as in the real dataset
 _FULL_TEST_SHARE = 3 / 10  # 2,990 of 10,000 videos
 
 
-def _msrvtt_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _msrvtt_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     sentences = captions(scene, _MSRVTT_CAPTIONS, rng)
     rng.shuffle(sentences)
     asked = None
@@ -213,7 +213,7 @@ def _questions(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
 _DIDEMO_SEGMENT = 5.0  # seconds
 
 
-def _didemo_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _didemo_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     sentences = paragraph(scene, rng)
     if rng.random() < 0.5:  # several annotators often describe the same moment
         sentences.append(event_caption(scene, rng.randint(1, len(scene.events)), rng))
@@ -264,7 +264,7 @@ _LSMDC_FILES = {
 }
 
 
-def _lsmdc_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _lsmdc_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     number = index // _CLIPS_PER_MOVIE
     movie = f"{_FIRST_MOVIE[part] + number:04d}_{_TITLES[number % len(_TITLES)]}"
     start = 60.0 + 40 * (index % _CLIPS_PER_MOVIE) + rng.randrange(1000) / 1000
@@ -275,7 +275,7 @@ def _lsmdc_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Ite
     return Item(scene, part, video_id, f"videos/{movie}/{video_id}.avi", sentences, query=0 if part == "test" else None)
 
 
-def _lsmdc_caption(scene: Scene, part: Part, rng: random.Random) -> Caption:
+def _lsmdc_caption(scene: Scene, part: SplitName, rng: random.Random) -> Caption:
     # one caption per video: captions of twins need the audio in every split
     if part == "train":
         return _sentence(full_caption(scene, rng, sound=1.0 if scene.twin is not None else 0.4))
@@ -296,7 +296,7 @@ def _clock(seconds: float) -> str:
     return f"{whole // 3600:02d}.{whole // 60 % 60:02d}.{whole % 60:02d}.{thousandths:03d}"
 
 
-def _activitynet_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _activitynet_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     sentences = [_sentence(caption) for caption in paragraph(scene, rng)]
     # as in the real files, all but the first sentence begin with a space, and a few contain newlines
     sentences[1:] = [replace(caption, text=f" {caption.text}") for caption in sentences[1:]]
@@ -308,7 +308,7 @@ def _activitynet_item(scene: Scene, part: Part, index: int, rng: random.Random) 
 
 def _write_activitynet(items: list[Item], folder: Path) -> None:
     stranger = random.Random(len(items))
-    files: tuple[tuple[Part, str, str], ...] = (("train", "train", "train_ids"), ("test", "val_1", "val_ids"))
+    files: tuple[tuple[SplitName, str, str], ...] = (("train", "train", "train_ids"), ("test", "val_1", "val_ids"))
     for part, name, ids in files:
         chosen = of_part(items, part)
         annotations = {
@@ -324,7 +324,7 @@ def _write_activitynet(items: list[Item], folder: Path) -> None:
         write_json(folder / f"{ids}.json", [*annotations, f"v_{_youtube_id(stranger)}"])
 
 
-def _shuffled(scene: Scene, part: Part, count: int, rng: random.Random) -> list[Caption]:
+def _shuffled(scene: Scene, part: SplitName, count: int, rng: random.Random) -> list[Caption]:
     # every caption of a test video is a query
     sentences = captions(scene, count, rng) if part == "train" else [query(scene, rng) for _ in range(count)]
     rng.shuffle(sentences)
@@ -334,7 +334,7 @@ def _shuffled(scene: Scene, part: Part, count: int, rng: random.Random) -> list[
 _VATEX_CAPTIONS = 10  # per video and language, as in the real dataset
 
 
-def _vatex_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _vatex_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     sentences = _shuffled(scene, part, _VATEX_CAPTIONS, rng)
     start = rng.randrange(300)
     video_id = f"{_youtube_id(rng)}_{start:06d}_{start + 10:06d}"
@@ -358,7 +358,7 @@ def _write_vatex(items: list[Item], folder: Path) -> None:
         write_json(folder / f"vatex_{name}_v1.0.json", records, indent=1)
 
 
-def _msvd_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _msvd_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     sentences = _shuffled(scene, part, rng.randint(12, 20), rng)
     start = rng.randrange(300)
     video_id = f"{_youtube_id(rng)}_{start}_{start + round(scene.duration)}"
@@ -371,7 +371,7 @@ def _write_msvd(items: list[Item], folder: Path) -> None:
     (folder / "raw-captions.pkl").write_bytes(pickle.dumps(tokens, protocol=4))
 
 
-def _charades_item(scene: Scene, part: Part, index: int, rng: random.Random) -> Item:
+def _charades_item(scene: Scene, part: SplitName, index: int, rng: random.Random) -> Item:
     video_id = "".join(rng.choices(string.ascii_uppercase + string.digits, k=5))
     script = _sentence(full_caption(scene, rng, sound=1.0 if scene.twin is not None else 0.4))
     spans = [event_caption(scene, number, rng) for number in range(1, len(scene.events) + 1)]
@@ -382,7 +382,7 @@ def _charades_item(scene: Scene, part: Part, index: int, rng: random.Random) -> 
 
 
 def _write_charades(items: list[Item], folder: Path) -> None:
-    parts: tuple[Part, ...] = ("train", "test")
+    parts: tuple[SplitName, ...] = ("train", "test")
     for part in parts:
         chosen = of_part(items, part)
         rows = [_charades_row(item) for item in chosen]
@@ -428,7 +428,7 @@ class DatasetFormat:
     timing: Timing
     fps: int
     validation: bool
-    item: Callable[[Scene, Part, int, random.Random], Item]
+    item: Callable[[Scene, SplitName, int, random.Random], Item]
     write: Callable[[list[Item], Path], None]
 
 

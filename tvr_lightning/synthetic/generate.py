@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from tvr_lightning.data.records import SYNTHETIC_FILE
+from tvr_lightning.data.records import SYNTHETIC_FILE, SplitName
 from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 from tvr_lightning.media.read_many import read_all
 from tvr_lightning.option_types import DatasetName
-from tvr_lightning.synthetic.formats import FORMATS, Item, Part, span_of, write_json, write_lines, write_questions
+from tvr_lightning.synthetic.formats import FORMATS, Item, span_of, write_json, write_lines, write_questions
 from tvr_lightning.synthetic.grammar import describe_event, describe_scene, describe_segment
 from tvr_lightning.synthetic.scene import Scene, draw_scenes
 from tvr_lightning.synthetic.write import write_video
@@ -96,9 +96,9 @@ def _same(scenes: Path, dataset: str, videos: int, seed: int) -> bool:
 def _items(dataset: DatasetName, videos: int, seed: int) -> list[Item]:
     form, test = FORMATS[dataset], max(4, round(videos / 5))
     val = max(2, round(videos / 20)) if form.validation else 0
-    counts: dict[Part, int] = {"train": videos - test - val, "val": val, "test": test}
+    counts: dict[SplitName, int] = {"train": videos - test - val, "val": val, "test": test}
     seen: set[tuple[object, ...]] = set()
-    parts: list[tuple[Part, Scene]] = []
+    parts: list[tuple[SplitName, Scene]] = []
     for part, count in counts.items():
         name = f"{dataset}/{seed}/{part}"
         drawn = draw_scenes(name, count, form.timing, held_out=part == "test", seen=seen, offset=len(parts))

@@ -28,7 +28,7 @@ from tvr_lightning.methods.dpdv.interactions import (
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions
 from tvr_lightning.methods.pair_head import PairHead
 
-Part = Literal["all", "spot", "recover"]
+FrameSet = Literal["all", "spot", "recover"]
 
 
 @dataclass
@@ -178,7 +178,7 @@ class DPDVHead(PairHead):
         return VideoSide(tokens, unit(video.frames), mask)
 
     @override
-    def score(self, text: TextSide, video: VideoSide, part: Part = "all") -> Scores:
+    def score(self, text: TextSide, video: VideoSide, part: FrameSet = "all") -> Scores:
         # The mean over the views of S_macro (Eqs. 5-6) and S_micro (Eq. 9), from `all` frames of a video, or from the
         # frames that each text selects for the `spot` or the `recover` path.
         chosen = None if part == "all" else self.pair_frames(text, video, part)
@@ -190,7 +190,7 @@ class DPDVHead(PairHead):
             parts[view] = module(some, few, mask)
         return Scores(torch.stack(list(parts.values())).mean(0), parts)
 
-    def pair_frames(self, text: TextSide, video: VideoSide, part: Part) -> Tensor:
+    def pair_frames(self, text: TextSide, video: VideoSide, part: FrameSet) -> Tensor:
         """Return a mask (n, m, F) of a path's frames of each pair, if every text divides every video (Eq. 3)."""
         similarity = torch.einsum("nd,mfd->nmf", text.query, video.frames)
         mask = video.frame_mask.expand_as(similarity)
@@ -242,7 +242,7 @@ class DPDVHead(PairHead):
     ) -> dict[str, Tensor]:
         """Return the scores (B, B) of a path as `{name}.{view}`, of the paired `frames` (B, F) or of each pair's."""
         pairwise = self.options.spot_partition == "pairwise"
-        part: Part = name if pairwise else "all"
+        part: FrameSet = name if pairwise else "all"
         side = self.of_video(video, None if pairwise else frames)
         scores = self.in_blocks(lambda some, few: self.score(some, few, part), text, side)
         return {f"{name}.{view}": score for view, score in scores.parts.items()}

@@ -18,7 +18,7 @@ View = Literal["macro", "micro"]
 Pathway = Literal["spot", "recover"]
 MacroInteraction = Literal["weighted-sum", "weighted-max", "ucofia", "mean"]
 MicroInteraction = Literal["weighted-max", "ucofia", "mean"]
-Share = Annotated[float, Range(above=0, below=1)]
+ProperFraction = Annotated[float, Range(above=0, below=1)]
 DensityRule = Literal["paper", "neighbours", "hbi"]
 """`paper` is exp(-mean of the k smallest distances), including the token itself at 0; `neighbours` excludes it;
 `hbi` is HBI's and TCFormer's exp(-mean of squared distances), with distances divided by sqrt(D) and the
@@ -139,7 +139,7 @@ class DPDVOptions(Options):
     temporal_layers: Layers = 0
     views: tuple[View, ...] = ("macro", "micro")
     paths: tuple[Pathway, ...] = ("spot", "recover")
-    spot_ratio: Share = 0.5
+    spot_ratio: ProperFraction = 0.5
     spot_partition: Literal["paired", "pairwise"] = "paired"
     captions: Count = 6
     recover_captions: Count = 1

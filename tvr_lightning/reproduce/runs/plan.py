@@ -25,8 +25,8 @@ from tvr_lightning.training.options import flat_options
 # Raise it when a change to the code may change results: all finished runs are then made again.
 RESULTS_VERSION = 1
 FIXTURE_SEED = 0
-Share = Literal["nothing", "encoder", "features"]
-Command = Literal["fit", "test", "extract"]
+SharedResource = Literal["nothing", "encoder", "features"]
+RunCommand = Literal["fit", "test", "extract"]
 Need = Literal["weights", "encoder", "features"]
 ARCHITECTURE = "model.init_args.encoder.init_args.architecture"
 WEIGHTS = "model.init_args.encoder.init_args.weights"
@@ -43,7 +43,8 @@ class Setting:
     fixture_videos: int | None = None  # per synthetic dataset; None with real data
     overlay: Path | None = None  # recipe over those of every run, but not over the table's own values
     seeds: tuple[int, ...] = ()  # empty for each recipe's own
-    share: Share = "nothing"  # encoder: trained once on the synthetic MSR-VTT; features: stored once with that encoder
+    # encoder: trained once on the synthetic MSR-VTT; features: stored once with that encoder
+    share: SharedResource = "nothing"
 
 
 @dataclass
@@ -53,14 +54,14 @@ class PlannedRun:
     key: str  # digest of all that decides its results
     name: str  # <table>/<run> of the first row that it stands for
     claims: list[str]  # every <table>/<run> that it stands for
-    verb: Command
+    verb: RunCommand
     configs: list[str]  # recipe files, later ones over earlier ones
     settings: dict[str, Any]  # the table's own values, nested, over the recipes
     overrides: list[str]  # command-line options over all of these
     seed: int | None  # None for the recipe's own
     dataset: str  # folder name, such as msrvtt
     fixture_videos: int | None
-    share: Share
+    share: SharedResource
     fingerprints: dict[str, str]  # of config, code, data, weights, and files
     needs: dict[Need, str]  # runs that must finish first, by what it takes from them
     overlay: str | None = None
@@ -145,7 +146,7 @@ def _plan_run(
     name: str,
     files: Sequence[Path],
     settings: Mapping[str, Any],
-    verb: Command,
+    verb: RunCommand,
     seed: int | None,
     needs: dict[Need, str],
 ) -> PlannedRun:
