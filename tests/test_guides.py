@@ -24,7 +24,7 @@ SHOWN = {
     "adding-an-encoder.md": {"color_grid_encoder.py", "color_grid_encoder.yaml", "test_color_grid_encoder.py"},
 }  # fmt: skip
 RUN_OPTIONS = {
-    "--config", "--ckpt_path", "--estimate", "--override", "--help", "--help_all", "--eval_memory", "--seed_everything",
+    "--config", "--ckpt_path", "--estimate", "--override", "--help", "--help_all", "--seed_everything",
 }  # fmt: skip
 PAGES = {
     name: (ROOT / name).read_text(encoding="utf-8")

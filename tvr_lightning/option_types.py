@@ -6,7 +6,6 @@ An options dataclass extends `Options`, and its types define the valid values, a
 import dataclasses
 import inspect
 import operator
-import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -174,7 +173,8 @@ def check(options: object, /, **elsewhere: Any) -> None:
 
 def schema_of(hint: Any, of_class: Callable[[Any], dict[str, Any]] = _instance) -> dict[str, Any]:
     """Return the values that a type allows as a JSON schema; `of_class` returns that of a class or an unusual type."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Annotated:
         node = schema_of(arguments[0], of_class)
         ranges = [note for note in arguments[1:] if isinstance(note, Range)]
@@ -220,7 +220,7 @@ def _mismatch(node: dict[str, Any], value: Any) -> tuple[Any, str] | None:
             if not wrong:
                 return None
             inside = inside or wrong[0]
-    words = dict.fromkeys(word for each in alternatives(node) for word in _words(each, node))
+    words = dict.fromkeys(word for each in alternatives(node) for word in _words(each))
     return inside or (value, in_words(sorted(words, key=lambda word: word == "null")))
 
 
@@ -234,8 +234,6 @@ def _has_type(node: dict[str, Any], value: Any) -> bool:
         return "$ref" not in node
     if not isinstance(value, KINDS[kind][1]) or (isinstance(value, bool) and kind != "boolean"):
         return False
-    if kind == "string":
-        return re.search(node.get("pattern", ""), value) is not None
     return kind not in ("integer", "number") or value in _range(node)
 
 
@@ -251,13 +249,12 @@ def _range(node: dict[str, Any]) -> Range:
     return Range(**{name: node.get(key) for name, key in BOUNDS.items()})
 
 
-def _words(node: dict[str, Any], option: dict[str, Any]) -> list[str]:
-    if "pattern" in node:
-        return [option["description"]]
+def _words(node: dict[str, Any]) -> list[str]:
     if "enum" in node:
         return [str(choice) for choice in node["enum"]]
     if "class" in node or "$ref" in node:
         name = node["class"].__name__ if "class" in node else node["$ref"].rpartition("/")[2]
         return [f"{'an' if name[0] in 'AEIO' else 'a'} {name}"]
-    name, limits = KINDS[node["type"]][0], str(_range(node))
+    name = KINDS[node["type"]][0]
+    limits = str(_range(node))
     return [f"{name} ({limits})" if limits else name]

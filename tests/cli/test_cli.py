@@ -16,10 +16,9 @@ from small_run import small_run
 
 from tvr_lightning.cli import main
 from tvr_lightning.cli.commands import COMMANDS, CommandParser
-from tvr_lightning.config.recipe import Recipe, data_from_recipe
+from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
-from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.results import Results
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.runs.closing import write_run_page
@@ -63,17 +62,6 @@ def test_a_run_without_checkpoints_reports_its_last_weights(msrvtt, tmp_path):
     weights = found["weights"]
     assert (weights["kind"], weights["epoch"], weights["step"]) == ("last", 2, 4)  # 7k has fewer videos
     assert found["protocol"] == "1k-A, one caption per video, trained on 7k"
-
-
-def test_eval_memory_sets_the_memory_budget_of_scoring(msrvtt, tmp_path):
-    def evaluation(*more):
-        return Recipe.parse([], [*small_run(msrvtt, tmp_path), *more]).config.model.init_args.evaluation
-
-    assert evaluation("--eval_memory", "512MiB").memory_gib == 0.5
-    recall = "--model.init_args.evaluation.recall=[1,50]"
-    assert vars(evaluation(recall, "--eval_memory=4GiB")) == vars(evaluation(recall)) | {"memory_gib": 4}
-    with pytest.raises(UserError, match="--eval_memory supports retrieval methods only"):
-        Recipe.parse(["dpdv-vqa", "fixture", "fixture-vqa"], ["--eval_memory=1GiB"])
 
 
 def test_a_replaced_overlay_is_a_warning_at_the_start_of_a_run_and_in_its_table(msrvtt, tmp_path, caplog):
@@ -244,10 +232,7 @@ BAD_STARTS = {
     "--data.init_args.batch_size=64": "batch_size 64 exceeds the 12 training samples, so that no complete batch exists",
     "--trainer.precision=fp17": "trainer.precision is 'fp17'; expected 64, 32, 16",
     "--trainer.strategy=dpp": "invalid strategy name: `strategy='dpp'`",
-} | {
-    f"--eval_memory={size}": "; expected a memory budget for scoring such as 4GiB or 512MiB"
-    for size in ("4", "4GB", "0GiB", "much")
-}  # fmt: skip
+}
 if not torch.cuda.is_available():
     BAD_STARTS["--trainer.accelerator=gpu"] = "tvr: No supported gpu backend found"
 

@@ -306,7 +306,7 @@ def test_a_run_of_a_version_without_some_options_resumes_if_they_have_their_defa
     shutil.copytree(finished_run, run)
     method = "model.init_args"
     added = [
-        "eval_memory", "trainer.val_check_interval", "data.init_args.reshuffle",
+        "trainer.val_check_interval", "data.init_args.reshuffle",
         f"{method}.contrast", f"{method}.optimizer.decay", f"{method}.encoder.init_args.text_mask",
         f"{method}.clip4clip.similarity_header.init_args.blocks",
     ]  # fmt: skip
@@ -376,7 +376,7 @@ def test_a_copied_run_is_tested_with_its_own_weights(finished_run, msrvtt, tmp_p
     run = tmp_path / "clip4clip-msrvtt" / "version_0"
     shutil.copytree(finished_run, run)
     (run / "results.json").unlink()
-    more = (RESUME, "--eval_memory=1GiB", "--results.select_on=test")
+    more = (RESUME, "--model.init_args.evaluation.memory_gib=1", "--results.select_on=test")
     assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
     assert list(tmp_path.glob("*/*")) == [run]
     assert json.loads((run / "results.json").read_text())["checkpoint"] == str(run / "checkpoints" / "best.ckpt")

@@ -19,7 +19,7 @@ from tvr_lightning.config.schema import cached_schema
 from tvr_lightning.errors import UserError, optional
 from tvr_lightning.option_types import Range, in_words, parts_of
 
-RECIPE = ("model", "data", "trainer", "results", "checkpoints", "eval_memory", "seed_everything", "print_config")
+RECIPE = ("model", "data", "trainer", "results", "checkpoints", "seed_everything", "print_config")
 NAMES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", ""), str: ("TEXT", ""), bool: ("", "")}
 LAST = "runs/gare-msrvtt/version_0/checkpoints/last.ckpt"
 AGAIN = "rerun the command to resume"

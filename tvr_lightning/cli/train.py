@@ -23,7 +23,6 @@ common options of recipes:
   --data.init_args.batch_size N    text-video pairs per optimizer step, over all devices
   --data.init_args.num_workers N   worker processes that decode videos
   --seed_everything N              seed of the run; 0 by default
-  --eval_memory SIZE               memory budget for scoring, such as 4GiB
   --checkpoints.resume true        resume the newest run of this method and dataset, or start one
   --results.directory FOLDER       parent folder of the results; by default runs, or the checkpoint's run
 

@@ -36,9 +36,9 @@ class Text(str):
 
 def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], needed: Sequence[str]) -> None:
     """Check recipes and options against the schema, if it is cached, and that the classes of `needed` are given."""
-    sources, schema = list(sources_of(recipes, overrides)), cached_schema()
+    sources = list(sources_of(recipes, overrides))
     check_classes_given(sources, needed)
-    if schema is not None:
+    if (schema := cached_schema()) is not None:
         schema["properties"]["normalization"] = {"$ref": "#/$defs/Normalizer"}  # of `tvr evaluate`
         merge(sources, schema)
 
@@ -64,7 +64,8 @@ def check_classes_given(sources: Iterable[Source], sections: Iterable[str]) -> N
 
 def merge(sources: Iterable[Source], schema: dict[str, Any]) -> dict[str, Any]:
     """Return the values of all sources, later ones on top; refuse what the schema does not allow, and name what is."""
-    merger, found = Merger(schema), dict[str, Any]()
+    merger = Merger(schema)
+    found: dict[str, Any] = {}
     for source in sources:
         try:
             found = merger.merged(found, source.content)
@@ -163,7 +164,8 @@ class Merger:
     def section(self, where: str, classes: dict[str, Any], under: Any, over: dict[str, Any]) -> dict[str, Any]:
         """Return a class and its options."""
         under = {"class_path": under} if isinstance(under, str) else under or {}
-        before, named = under.get("class_path"), over.get("class_path") or under.get("class_path")
+        before = under.get("class_path")
+        named = over.get("class_path") or before
         given = {key: item for key, item in over.items() if key not in ("class_path", "init_args", "dict_kwargs")}
         given |= over.get("init_args") or {}
         kept = under.get("init_args") or {}
@@ -172,7 +174,8 @@ class Merger:
         named = str(named)
         known = self.known(where, named, classes)
         if before is None:
-            kept, given = {}, self.options(where, {}, kept, given)
+            given = self.options(where, {}, kept, given)
+            kept = {}
         elif short_name(before) != short_name(named):
             kept = {key: item for key, item in kept.items() if key in known and self.fits(known[key], item)}
         for option in given:
@@ -181,9 +184,14 @@ class Merger:
                 owners = f" ({', '.join(having)} {'has' if len(having) == 1 else 'have'} one)" if having else ""
                 problem = f"{short_name(named)} has no option {option}{owners}. {nearest(option, known)}"
                 raise UserError(f"{where}.init_args.{option}: {problem}")
-        found, inner = {"class_path": named}, self.options(f"{where}.init_args", known, kept, given)
+        inner = self.options(f"{where}.init_args", known, kept, given)
         extra = (under.get("dict_kwargs") or {} if before == named else {}) | (over.get("dict_kwargs") or {})
-        return found | ({"init_args": inner} if inner or known else {}) | ({"dict_kwargs": extra} if extra else {})
+        found: dict[str, Any] = {"class_path": named}
+        if inner or known:
+            found["init_args"] = inner
+        if extra:
+            found["dict_kwargs"] = extra
+        return found
 
     def known(self, where: str, named: str, classes: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a class with their schemas; refuse a class that does not exist."""
@@ -242,16 +250,17 @@ def short_name(class_path: str) -> str:
 
 
 def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -> None:
-    full, reason, own = name, "which does not exist", " Name a class of your own with its module, as module.Class"
-    if module:
-        full, own = f"{module}.{name}", ""
-        try:
-            if hasattr(importlib.import_module(module), name):
-                return
-            reason = f"but {module} has no {name}"
-        except ImportError as error:
-            reason = f"but {module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
-    raise UserError(f"{where}.class_path is {full}, {reason}. {nearest(name, classes)}{own}")
+    near = nearest(name, classes)
+    if not module:
+        own = "Name a class of your own with its module, as module.Class"
+        raise UserError(f"{where}.class_path is {name}, which does not exist. {near} {own}")
+    try:
+        if hasattr(importlib.import_module(module), name):
+            return
+        reason = f"{module} has no {name}"
+    except ImportError as error:
+        reason = f"{module} cannot be imported ({error}; Python looks for modules in PYTHONPATH)"
+    raise UserError(f"{where}.class_path is {module}.{name}, but {reason}. {near}")
 
 
 def _options_of(variant: dict[str, Any]) -> dict[str, Any]:

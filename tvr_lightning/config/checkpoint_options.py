@@ -28,7 +28,8 @@ class TrainedOptions:
         self.path = path
         self.saved = read_checkpoint(path)
         sections = trusted_sections(path, self.saved, [*trusted, *named_code(contents)])
-        self._model, self._data = sections["model"], sections["data"]
+        self._model = sections["model"]
+        self._data = sections["data"]
         self.method, self.dataset = (_last_class([sections], section) for section in sections)
         self._asked_model, self._asked_data = (_last_class(contents, section) for section in ("model", "data"))
         self._record = self.saved.get(RECORD) or {}
@@ -82,7 +83,8 @@ class TrainedOptions:
                     affected = frozenset[Role]().union(*(roles_of_option(each, option) for each in roles))
                     change = f"{option} {value_text(value)} (the checkpoint: {value_text(trained)})"
                     found[change] = self._scored(option, affected, value, trained, options.data.class_path)
-        precision, trained_in = options.get("trainer.precision"), self._record.get("precision")
+        precision = options.get("trainer.precision")
+        trained_in = self._record.get("precision")
         if trained_in and str(precision) != trained_in:
             found[f"trainer.precision {precision} (the checkpoint: {trained_in})"] = False
         lines = "".join(f"  - {change}\n" for change, scored in found.items() if scored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
@@ -17,7 +17,7 @@ import jsonargparse
 import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from jsonargparse.typing import register_type, restricted_string_type
+from jsonargparse.typing import register_type
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 
@@ -35,7 +35,6 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.encoders.tuning import FineTuning, Frozen
 from tvr_lightning.errors import UserError, check_present
-from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.results import SelectOn
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import Count, Options
@@ -50,7 +49,6 @@ datasets.import_all()
 CLASSES = {"model": LightningModule, "data": TextVideoDataModule}
 register_type(torch.device, deserializer=torch.device)  # default of a callback's option
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, option: dumper.represent_data(option.value))  # another one
-MemorySize = restricted_string_type("MemorySize", r"^(?=.*[1-9])\d+(\.\d+)?[KMGT]iB$")
 
 
 @dataclass
@@ -98,8 +96,6 @@ def recipe_parser() -> ArgumentParser:
         parser.add_subclass_arguments(kind, section, fail_untyped=False, required=False)
     parser.add_argument("--results", type=ResultsConfig, default=ResultsConfig())
     parser.add_argument("--checkpoints", type=CheckpointConfig, default=CheckpointConfig())
-    memory = "a memory budget for scoring such as 4GiB or 512MiB, which replaces model.init_args.evaluation.memory_gib"
-    parser.add_argument("--eval_memory", type=MemorySize | None, default=None, help=memory)
     for name in sorted(FOLLOWS_DATA):
         parser.link_arguments(f"data.init_args.{name}", f"model.init_args.{name}")
         # For question answering, the options are those of a nested method; links to missing arguments are skipped.
@@ -155,7 +151,9 @@ class Recipe:
         sources = list(sources_of(recipes, overrides))
         if only_data:
             sources = [Source(where, {"data": content["data"]}) for where, content in sources if content.get("data")]
-        contents, trained, schema = [source.content for source in sources], None, recipe_schema()
+        contents = [source.content for source in sources]
+        schema = recipe_schema()
+        trained = None
         if checkpoint is None:
             check_classes_given(sources, ("data",) if only_data else ("model", "data"))
         else:
@@ -175,8 +173,6 @@ class Recipe:
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, values)})
         recipe.replaced = list(_replaced(sources[trained is not None :], values))
         recipe._check_linked(contents)
-        if recipe.config.eval_memory is not None:
-            recipe._set_memory()
         return recipe
 
     def plain(self) -> dict[str, Any]:
@@ -209,8 +205,9 @@ class Recipe:
 
     def check_trainer(self) -> None:
         """Refuse a precision or strategy that the method or the encoder does not support, before anything is loaded."""
-        trainer, model = self.config.trainer, self.config.model.init_args
-        precision, strategy = str(trainer.precision or "32-true"), trainer.strategy
+        model = self.config.model.init_args
+        precision = str(self.config.trainer.precision or "32-true")
+        strategy = self.config.trainer.strategy
         named, given = (strategy, {}) if isinstance(strategy, str) else (strategy.class_path, _options_of(strategy))
         if given.get("save_distributed_checkpoint") or given.get("state_dict_type") == "sharded":
             raise UserError(
@@ -244,7 +241,8 @@ class Recipe:
 
     def build(self) -> Namespace:
         """Seed the random generators, and return all sections with `model` and `data` built."""
-        parser, seed = recipe_parser(), self.config.seed_everything
+        parser = recipe_parser()
+        seed = self.config.seed_everything
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
         text = parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
@@ -270,13 +268,6 @@ class Recipe:
                         f"{used}. Set that option instead."
                     )
 
-    def _set_memory(self) -> None:
-        size, method = self.config.eval_memory, self.config.model.init_args
-        if "evaluation" not in method:
-            raise UserError("--eval_memory supports retrieval methods only; question answering does not score pairs")
-        method.evaluation = method.evaluation or Namespace(asdict(EvaluationConfig()))
-        method.evaluation.memory_gib = float(size[:-3]) * 1024.0 ** ("KMGT".index(size[-3]) - 2)
-
 
 def _with_integers(parsed: Namespace, trainer: Mapping[str, Any]) -> Namespace:
     """Restore integers of the Trainer: the parser may turn 1, which is one batch, into 1.0, which is all of them."""
@@ -290,7 +281,8 @@ def _build_recorded(
     section: dict[str, Any], name: str, kind: Any, *args: Any, applied_instantiation_links: Any, **kwargs: Any
 ) -> Any:
     """Build the class of a section, and record the section for checkpoints."""
-    built, start = kind(*args, **kwargs), f"{name}.init_args."
+    built = kind(*args, **kwargs)
+    start = f"{name}.init_args."
     links = {to.removeprefix(start): value for to, value in applied_instantiation_links.items() if to.startswith(start)}
     record_options(built, {"_class_path": section["class_path"], **section["init_args"], **links})
     return built
@@ -356,7 +348,8 @@ def _replaced(sources: Sequence[Source], used: dict[str, Any]) -> Iterator[str]:
     """Yield a warning for every overlay whose class, or whose options with it, a later recipe replaces."""
     last: dict[str, tuple[str, str]] = {}  # by option, the class in use and the recipe that names it, if any does
     for source in reversed(sources):
-        recipe, named = source.where.removesuffix(": "), dict(_classes(source.content, used))
+        recipe = source.where.removesuffix(": ")
+        named = dict(_classes(source.content, used))
         lost = {name.rpartition(".init_args.")[0] for name in _dropped(source.content, used)}
         for option, (kind, by) in last.items():
             is_overlay = recipe and "model" not in named  # not options, nor the recipe of a method

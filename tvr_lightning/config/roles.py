@@ -17,22 +17,17 @@ FOLLOWS_ENCODER = hints_of(TextVideoDataModule).keys() & get_type_hints(Encoder)
 """Options of the data that are attributes of the encoder."""
 
 
-OF_TRAINER = dict.fromkeys(
-    (
-        "accelerator", "default_root_dir", "devices", "enable_model_summary", "enable_progress_bar",
-        "limit_test_batches", "log_every_n_steps", "logger", "num_nodes", "profiler", "strategy",
-    ),
-    Role.MACHINE,
+MACHINE_OF_TRAINER = (
+    "accelerator", "default_root_dir", "devices", "enable_model_summary", "enable_progress_bar", "limit_test_batches",
+    "log_every_n_steps", "logger", "num_nodes", "profiler", "strategy",
 )  # fmt: skip
-"""Roles of options that Lightning declares."""
-OF_RUN = dict.fromkeys(("checkpoints", "config", "eval_memory", "results"), Role.MACHINE)
-"""Roles of other sections of a recipe."""
+"""Options that Lightning declares and that have the role `MACHINE`."""
 
 
 def recipe_roles(recipe: Mapping[str, Any]) -> dict[str, Roles]:
     """Return the roles of all options of a recipe by their dotted names."""
-    found = {f"trainer.{name}": frozenset({role}) for name, role in OF_TRAINER.items()}
-    found |= {section: frozenset({role}) for section, role in OF_RUN.items()}
+    of_run = ("checkpoints", "config", "results", *(f"trainer.{name}" for name in MACHINE_OF_TRAINER))
+    found: dict[str, Roles] = dict.fromkeys(of_run, frozenset({Role.MACHINE}))
     for section in ("model", "data"):
         found |= option_roles(recipe[section], section)
     return found
@@ -46,7 +41,8 @@ def option_roles(section: Mapping[str, Any], name: str) -> dict[str, Roles]:
 
 def _roles(kind: type, options: Mapping[str, Any], prefix: str, outer: Roles) -> Iterator[tuple[str, Roles]]:
     """Yield the options of a class or dataclass, and those within them, which have `outer` roles unless declared."""
-    declared, hints = roles_of(kind), hints_of(kind)
+    declared = roles_of(kind)
+    hints = hints_of(kind)
     for name, value in options.items():
         own = declared.get(name, NONE)
         roles = own if own - {Role.FILE} else own | outer

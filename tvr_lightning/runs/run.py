@@ -30,7 +30,7 @@ from tvr_lightning.option_types import Role
 from tvr_lightning.runs import closing, resume
 from tvr_lightning.runs.folder import CONFIG, RunTrainer, locked_run, metrics_logger, new_run, run_of
 from tvr_lightning.runs.log import is_verbose, tee_log
-from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar
+from tvr_lightning.runs.progress_report import ProgressReport, RunProgressBar
 from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import read_checkpoint
 from tvr_lightning.training.options import changed_options
@@ -98,7 +98,6 @@ class Run(closing.RunState):
             callbacks.append(RunProgressBar() if terminal else ProgressReport())
         options["enable_model_summary"] = options["enable_model_summary"] is not False and is_verbose()
         if self.command == "fit" and not options["fast_dev_run"]:
-            callbacks.append(DataloaderMonitor())
             if options["logger"] is not False:  # needs a logger
                 callbacks.append(LearningRateMonitor("step"))
             if options["enable_checkpointing"] is not False:
@@ -161,7 +160,7 @@ class Run(closing.RunState):
 
     def _print_description(self) -> None:
         """Print one line with the method, device, precision, data, weights, and folder of the run."""
-        trainer, model = self.trainer, self.model
+        trainer = self.trainer
         if not trainer.is_global_zero:
             return
         device = trainer.strategy.root_device
@@ -169,26 +168,26 @@ class Run(closing.RunState):
         devices = name if trainer.world_size == 1 else f"{trainer.world_size} x {name}"
         start = closing.starting_weights(self)
         weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
-        size = sum(p.numel() for p in model.parameters()) / 1e6
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad) / 1e6
         fitted = f"{trained:.2f} M trained and {size - trained:.2f} M frozen"
         parts = fitted if self.command == "fit" else f"{size:.2f} M"
         where = f"; writes to {trainer.run_folder}" if trainer.run_folder else ""
-        line = f"{model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
+        line = f"{self.model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"
         print(f"{line}; {parts} parameters, {weights}{where}", flush=True)
 
     def _fit(self) -> None:
-        trainer, data = self.trainer, self.datamodule
+        trainer = self.trainer
         start = str(self._resume_from) if self._resume_from else self.ckpt_path
         if start and "://" not in start:
             read_checkpoint(Path(start))
         # Checkpoints contain only tensors and plain values; loading runs no code.
-        trainer.fit(self.model, datamodule=data, ckpt_path=start, weights_only=True)
+        trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True)
         self.final_metrics |= trainer.callback_metrics
         checkpoint, saved = closing.selected_checkpoint(self.config.results.select_on, trainer)
         if checkpoint:  # when it is loaded, these callbacks would restore the weights of the last step
             trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, AVERAGING)]
-        trainer.test(self.model, datamodule=data, ckpt_path=checkpoint, verbose=False, weights_only=True)
+        trainer.test(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True)
         self.final_metrics |= trainer.callback_metrics
         closing.close(self, checkpoint, saved)
 
@@ -214,7 +213,8 @@ class Run(closing.RunState):
         Yield the folder in the first process. The others get it when training starts, because a launcher may start them
         before or after the first one.
         """
-        trainer, runs = self.trainer, self._runs()
+        trainer = self.trainer
+        runs = self._runs()
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             yield None
             return
@@ -257,9 +257,10 @@ class Run(closing.RunState):
         now = self.recipe.plain()
         for options in (before, now):
             method = options.get("model", {}).get("init_args", {})
-            if "evaluation" in method:  # --eval_memory makes the defaults explicit
+            if "evaluation" in method:  # a memory budget makes the defaults explicit
                 method["evaluation"] = method["evaluation"] or asdict(EvaluationConfig())
-        before, roles = with_defaults(before, now), recipe_roles(now)
+        before = with_defaults(before, now)
+        roles = recipe_roles(now)
         changed = [
             f"{name} was {value}, is {other}"
             for section in before | now
