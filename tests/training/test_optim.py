@@ -104,7 +104,6 @@ def test_decay_may_exclude_biases_and_norms_or_nothing():
         # x = 0, .05, just below .1, .1, .55, 1, 1.5
         ("warmup-cosine", [0.0, 0.5, 0.99, 0.9755283, 0.4217828, 0.0, 0.5]),
         ("warmup-cosine-shifted", [0.0, 0.5, 0.99, 1.0, 0.5, 0.0, 0.0]),
-        ("warmup-linear", [0.0, 0.5, 0.99, 1.0, 0.5, 0.0, 0.0]),
         ("constant", [0.0, 0.5, 0.99, 1.0, 1.0, 1.0, 1.0]),
     ],
 )

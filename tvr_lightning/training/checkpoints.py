@@ -116,10 +116,10 @@ def check_trusted(path: Path, sections: Mapping[str, Any], trusted: Sequence[str
             raise CheckpointError(f"{path}: {section} is a {type(content).__name__}; expected named options")
         for name, kind, kinds, value in options_of_class(path, section, content) if content.get("class_path") else ():
             if not kinds:
-                option, writer = name.rpartition(".")[2], version or "a version that it does not record"
                 raise CheckpointError(
-                    f"{path}: {kind.__name__} has no option {option} in tvr-lightning {__version__}, and the file was "
-                    f"written by {writer}. Use that version, or train again."
+                    f"{path}: {kind.__name__} has no option {name.rpartition('.')[2]} in tvr-lightning {__version__}, "
+                    f"and the file was written by {version or 'a version that it does not record'}. Use that version, "
+                    "or train again."
                 )
             if isinstance(value, str) and not all(_takes_text(each, value) for each in kinds):
                 raise CheckpointError(f"{path}: {name} is the text {value[:80]!r}; expected class_path and init_args")

@@ -87,7 +87,8 @@ class _OwnSlice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, scale: float) -> Tensor:
-        ctx.items, ctx.scale = len(tensor), scale
+        ctx.items = len(tensor)
+        ctx.scale = scale
         if world_size() == 1:
             return tensor.view_as(tensor)
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]

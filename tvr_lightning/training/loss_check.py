@@ -39,7 +39,8 @@ class LossCheck:
 
     def finish(self, module: LightningModule, gradients: bool = False) -> None:
         """Raise a UserError if a pending loss, or with `gradients` the gradient of a parameter, is not finite."""
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         if not pending and not gradients:
             return
         parameters = dict(module.named_parameters())

@@ -222,10 +222,12 @@ class RecipeModule(LightningModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        steps, epochs = self.trainer.estimated_stepping_batches, self.trainer.max_epochs
+        steps = self.trainer.estimated_stepping_batches
+        epochs = self.trainer.max_epochs
         if math.isinf(steps):  # trainer.max_time ends the run
             self.trainer.fit_loop.setup_data()
-            steps, epochs = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches), 1
+            steps = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+            epochs = 1
         optimizer, scheduler = build_optimizer(
             self,
             self.optimizer_config,
@@ -240,7 +242,8 @@ class RecipeModule(LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved, own = checkpoint.get("hyper_parameters", {}), type(self).__name__
+        own = type(self).__name__
+        saved = checkpoint.get("hyper_parameters", {})
         kind = str(saved.get("_class_path", own)).rpartition(".")[2]
         if kind != own:
             raise CheckpointError(f"the checkpoint contains {kind}, but the recipe builds {own}")

@@ -43,7 +43,7 @@ class OptimizerConfig(Options):
         warmup: share of the schedule over which the learning rate rises from 0.
         schedule: `warmup-cosine` follows 0.5 (1 + cos(pi x)) in the share x of ALL steps, so that it drops from 1 to
             0.976 when a warmup of 0.1 ends (released BertAdam); `warmup-cosine-shifted` starts its cosine at 1 when the
-            warmup ends (GAID, X-Pool, T-MASS); `warmup-linear` decreases linearly to 0; `constant` stays at 1.
+            warmup ends (GAID, X-Pool, T-MASS); `constant` stays at 1.
         per_tensor_clip: maximum gradient norm of each tensor, in addition to Lightning's clipping of all tensors
             together; None disables it. BertAdam only.
         decay: parameters with weight decay: `released` excludes parameters whose name contains `bias` (the released
@@ -64,7 +64,7 @@ class OptimizerConfig(Options):
     betas: tuple[Fraction, Fraction] = (0.9, 0.98)
     eps: Positive = 1e-6
     warmup: Fraction = 0.1
-    schedule: Literal["warmup-cosine", "warmup-cosine-shifted", "warmup-linear", "constant"] = "warmup-cosine"
+    schedule: Literal["warmup-cosine", "warmup-cosine-shifted", "constant"] = "warmup-cosine"
     per_tensor_clip: Positive | None = 1.0
     decay: Literal["released", "all", "no-bias-no-norm"] = "released"
     schedule_epochs: Positive | None = None
@@ -147,11 +147,7 @@ def schedule_factor(config: OptimizerConfig, step: int, total: float) -> float:
     share = step / total
     if share < config.warmup:
         return share / config.warmup
-    if config.schedule == "constant":
-        return 1.0
-    if config.schedule == "warmup-cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * share))
-    return 1.0 - min((share - config.warmup) / (1.0 - config.warmup), 1.0)
+    return 1.0 if config.schedule == "constant" else 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 class Schedule(LambdaLR):

@@ -50,7 +50,8 @@ def flat_options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def changed_options(name: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name and both values of every option in a section that differs; `nothing` if it is missing."""
-    before, after = dict(flat_options(name, then)), dict(flat_options(name, now))
+    before = dict(flat_options(name, then))
+    after = dict(flat_options(name, now))
     for option in before | after:
         values = before.get(option, "nothing"), after.get(option, "nothing")
         if values[0] != values[1]:

@@ -80,7 +80,7 @@ def _mean_and_root(gradients: Any, states: list[State], group: dict[str, Any]) -
     squares = torch._foreach_mul([state["square"] for state in states], second)
     torch._foreach_addcmul_(squares, gradients, gradients, value=1 - second)
     for state, mean, square in zip(states, means, squares, strict=True):
-        state["mean"], state["square"] = mean, square
+        state.update(mean=mean, square=square)
     roots = torch._foreach_sqrt(squares)
     torch._foreach_add_(roots, group["eps"])
     return means, roots
