@@ -3,12 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
-from tvr_lightning.runs import progress_report
-from tvr_lightning.runs.progress_report import DataloaderMonitor, ProgressReport, RunProgressBar, print_progress
+from tvr_lightning.runs.progress_report import ProgressReport, RunProgressBar, print_progress
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import small
 
@@ -53,18 +51,3 @@ def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
     rare = quiet_trainer(**options, limit_val_batches=0, callbacks=[ProgressReport(print_progress, 60.0)])
     rare.fit(method, datamodule=data)
     assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == ["Epoch 1/1, step 1 of 3"]
-
-
-@pytest.mark.parametrize(("slow", "device", "warnings"), [(True, "cpu", 1), (True, "cuda", 0), (False, "cpu", 0)])
-def test_waiting_for_videos_is_reported_once(monkeypatch, caplog, slow, device, warnings):
-    method, data = small(RECIPE)
-    monkeypatch.setattr(progress_report, "WARM", 1)
-    monkeypatch.setattr(progress_report, "WATCHED", 2)
-    monkeypatch.setattr(progress_report, "MUCH", 0.0 if slow else 1.0)
-    watch = DataloaderMonitor((device,))
-    trainer = quiet_trainer(max_epochs=2, limit_train_batches=3, limit_val_batches=0, callbacks=[watch])
-    with caplog.at_level("INFO"):
-        trainer.fit(method, datamodule=data)
-    found = [message for message in caplog.messages if "waited for clips" in message]
-    assert len(found) == warnings
-    assert all("tvr data compress" in message for message in found)

@@ -1,6 +1,5 @@
 """DataLoaders and samplers: reproducible orders, equal shares of all processes, and resumption within an epoch."""
 
-import time
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Self
@@ -149,8 +148,6 @@ class TrainingLoader(ReportingLoader):
     """
 
     sampler: TrainingSampler
-    waited = 0.0
-    """Seconds that the consumer has waited for batches so far."""
     before_next: Callable[[], None] | None = None
     """Function to call before the next batch of an epoch is read, when the step with the previous one is complete."""
     _epoch = 0
@@ -159,13 +156,7 @@ class TrainingLoader(ReportingLoader):
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._epoch, self._consumed = self.sampler.epoch, self.sampler.consumed
-        batches = super().__iter__()
-        while True:
-            start = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - start
-            if batch is None:
-                return
+        for batch in super().__iter__():
             self._consumed += self.sampler.batch_size
             yield batch
             if self.before_next is not None:

@@ -120,9 +120,9 @@ def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> tuple[str | No
 def starting_weights(run: RunState) -> Weights:
     """Return the record of the weights that are evaluated without a checkpoint."""
     encoder = run.config.model.init_args.encoder.as_dict()
-    kind, given = encoder["class_path"].rpartition(".")[2], encoder.get("init_args") or {}
-    start = pretrained_weights(given)
+    start = pretrained_weights(encoder.get("init_args") or {})
     if start is None:
+        kind = encoder["class_path"].rpartition(".")[2]
         return Weights("untrained", start=f"the encoder {kind} starts from random weights")
     new = new_layers(run.model)
     rest = f", and {new} parameters outside the encoder are untrained" if new else ""
@@ -174,14 +174,17 @@ def close(run: RunState, checkpoint: str | None, saved: dict[str, Any] | None) -
 
     `checkpoint` is the file of the evaluated weights, and `saved` its contents, if known.
     """
-    model, data, evaluation = run.model, run.datamodule, run.model.evaluation
+    model = run.model
+    data = run.datamodule
+    evaluation = model.evaluation
     log_final_metrics(run)
     if evaluation is None:
         return
     skipped = model.encoded.skipped_anywhere()  # synchronizes all processes
     if not run.trainer.is_global_zero:
         return
-    weights, record = _evaluated_weights(run, saved), (saved or {}).get(RECORD) or {}
+    weights = _evaluated_weights(run, saved)
+    record = (saved or {}).get(RECORD) or {}
     if saved is None and weights.kind == "last":  # trained by this run, without checkpoints
         record = run.checkpoint_io.record
     words = model.encoder.positions(data.words)
@@ -280,7 +283,8 @@ def _lines(form: str, values: Iterable[str]) -> str:
 
 def write_query_ranks(folder: Path, evaluation: Evaluation, split: Split, video_of_text: Tensor) -> None:
     """Write the ranks of all queries; `video_of_text` (N,) int64 are positions of videos in the split."""
-    texts, videos = evaluation.text_to_video_ranks, evaluation.video_to_text_ranks
+    texts = evaluation.text_to_video_ranks
+    videos = evaluation.video_to_text_ranks
     matches = [split.videos[place].video_id for place in video_of_text[texts.index.cpu()].tolist()]
     own = [split.videos[place].video_id for place in videos.index.tolist()]
     queries = [split.texts[place].text for place in texts.index.tolist()] + own

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
-from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
 from tvr_lightning.training.checkpoints import read_checkpoint
 
@@ -56,7 +55,7 @@ def create_run(runs: Path) -> Path:
 
 def locked_run(folder: Path) -> AbstractContextManager[None]:
     """Lock a run's folder within the context; raise UserError if another process has locked it."""
-    return file_lock(folder / LOCK, f"the run {folder}", UserError)
+    return file_lock(folder / LOCK, f"the run {folder}")
 
 
 @contextmanager
@@ -85,7 +84,8 @@ def run_of(checkpoint: str | None) -> Path | None:
 
 def metrics_logger(folder: Path, resume_from: Path | None = None) -> CSVLogger:
     """Return the logger of `metrics.csv` in a run's folder, which keeps the rows of the steps before `resume_from`."""
-    rows, file = [], folder / METRICS
+    rows = []
+    file = folder / METRICS
     if resume_from is not None and file.is_file():
         steps = read_checkpoint(resume_from)["global_step"]
         with file.open(newline="", encoding="utf-8") as content:

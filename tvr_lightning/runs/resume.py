@@ -62,7 +62,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def teardown(self) -> None:
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.result()
 
@@ -182,7 +183,9 @@ class SaveRunning(Checkpoint):
     """
 
     received = 0
-    _between_steps, _validated_at, _stopped_early = False, -1, False
+    _between_steps = False
+    _validated_at = -1
+    _stopped_early = False
 
     def __init__(self, every_n_steps: int | None = None) -> None:
         self.every_n_steps = every_n_steps
