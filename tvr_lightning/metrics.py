@@ -69,7 +69,8 @@ class RankMetric(Metric, ABC):
         Raises:
             UserError: A shape does not fit, a score is NaN, or a column does not exist.
         """
-        similarity, match = similarity.detach(), match.to(similarity.device)
+        similarity = similarity.detach()
+        match = match.to(similarity.device)
         _check_inputs(similarity, match)
         match = match if match.dtype == torch.bool else match.long()
         if self.direction == "text-to-video":
@@ -101,11 +102,6 @@ class RankMetric(Metric, ABC):
         """Return the metric of video-to-text retrieval for the scores (N, M) of all texts, a scalar."""
         return self.of(video_to_text_ranks(similarity, match))
 
-    @override
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Plot the metric, or its values `val`; return the figure and the axes."""
-        return self._plot(val, ax)
-
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """Return the states of all processes; torchmetrics' own function cannot gather a matrix and an empty list."""
@@ -115,7 +111,8 @@ def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def _check_inputs(similarity: Tensor, match: Tensor) -> None:
-    shape, several = tuple(similarity.shape), match.dtype == torch.bool
+    shape = tuple(similarity.shape)
+    several = match.dtype == torch.bool
     if similarity.ndim != 2 or not similarity.is_floating_point():
         raise UserError(f"similarity is {similarity.dtype} of shape {shape}. Pass a floating-point matrix (N, M).")
     if tuple(match.shape) != (shape if several else shape[:1]) or match.is_floating_point():
@@ -133,8 +130,6 @@ class FirstK(RankMetric):
     """Base class of metrics in percent that count the matches among the first K items."""
 
     higher_is_better = True
-    plot_lower_bound = 0.0
-    plot_upper_bound = 100.0
     title: str
 
     def __init__(self, k: Count = 10, direction: Direction = "text-to-video", **kwargs: Any) -> None:
@@ -168,7 +163,6 @@ class RecallSum(RankMetric):
     """Sum of the recalls at several K, in one direction (RSum) or, if `direction` is None, in both (SumR)."""
 
     higher_is_better = True
-    plot_lower_bound = 0.0
 
     def __init__(
         self, recall: Sequence[int] = (1, 5, 10), direction: Direction | None = "text-to-video", **kwargs: Any
@@ -196,7 +190,6 @@ class MedianRank(RankMetric):
 
     name = "MdR"
     higher_is_better = False
-    plot_lower_bound = 1.0
 
     @override
     def value(self, ranks: Ranks) -> Tensor:
@@ -208,7 +201,6 @@ class MeanRank(RankMetric):
 
     name = "MnR"
     higher_is_better = False
-    plot_lower_bound = 1.0
 
     @override
     def value(self, ranks: Ranks) -> Tensor:
@@ -233,8 +225,6 @@ class MRR(RankMetric):
     """Mean reciprocal rank in percent."""
 
     higher_is_better = True
-    plot_lower_bound = 0.0
-    plot_upper_bound = 100.0
 
     @override
     def value(self, ranks: Ranks) -> Tensor:

@@ -49,10 +49,12 @@ class Ranks(FeatureBatch):
         """Return the probabilities (Q,) float64 that a match is among the first `k`."""
         better, tied, matches = self._first()
         within = (k - better).clamp(min=0.0).minimum(tied)
-        found, missed = within / tied, 1.0 - within / tied
+        found = within / tied
+        missed = 1.0 - found
         for i in range(1, int(matches.max()) if len(matches) else 0):  # drawn without replacement
             more = torch.where(matches > i, (within / (tied - i)).clamp(max=1.0), 0.0)
-            found, missed = found + missed * more, missed * (1.0 - more)
+            found += missed * more
+            missed *= 1.0 - more
         return found
 
     def reciprocal(self) -> Tensor:
@@ -60,7 +62,8 @@ class Ranks(FeatureBatch):
         better, tied, matches = self._first()
         found = (torch.digamma(better + tied + 1.0) - torch.digamma(better + 1.0)) / tied
         for query in (matches > 1).nonzero().flatten().tolist():
-            items, right = int(tied[query]), int(matches[query])
+            items = int(tied[query])
+            right = int(matches[query])
             place = torch.arange(1, items - right + 2, dtype=torch.float64, device=found.device)
             chance = right / (items - place + 1.0)  # of a match at this place if there was none before
             first = chance * torch.cat([chance.new_ones(1), (1.0 - chance).cumprod(0)[:-1]])
@@ -84,14 +87,17 @@ def count_ranks(scores: Tensor, match: Tensor) -> Ranks:
     A query without a match has no rank.
     """
     if match.dtype == torch.bool:
-        scores, query = scores.contiguous(), match.nonzero()[:, 0]
+        scores = scores.contiguous()
+        query = match.nonzero()[:, 0]
         ordered = scores.sort(dim=1).values
         last = torch.searchsorted(ordered, scores, right=True)[match]
         tied = last - torch.searchsorted(ordered, scores)[match]
         better = scores.shape[1] - last
     else:
-        query, own = torch.arange(len(match), device=match.device), scores.gather(1, match[:, None])
-        better, tied = (scores > own).sum(dim=1), (scores == own).sum(dim=1)
+        query = torch.arange(len(match), device=match.device)
+        own = scores.gather(1, match[:, None])
+        better = (scores > own).sum(dim=1)
+        tied = (scores == own).sum(dim=1)
     return Ranks(better, tied, query)
 
 
