@@ -40,7 +40,9 @@ class _Graph(nn.Module, ABC):
 
     def __init__(self, method: RetrievalModule, inputs: Named, pooled: bool = False) -> None:
         super().__init__()
-        self.method, self.inputs, self.pooled = method, inputs, pooled
+        self.method = method
+        self.inputs = inputs
+        self.pooled = pooled
 
     @abstractmethod
     def named(self, given: Named) -> Named:
@@ -157,7 +159,8 @@ def obstacle(method: RetrievalModule) -> str:
 
 def _settings(model: Model) -> dict[str, Any]:
     """Return the settings that a client needs to prepare the inputs."""
-    method, encoder = model.module, cast(OpenClipEncoder, model.module.encoder)
+    method = model.module
+    encoder = cast(OpenClipEncoder, method.encoder)
     return {
         "method": method.title,
         "encoder": encoder.name,
@@ -176,7 +179,8 @@ def _write(model: Model, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Write the graphs to a folder, compare them with torch, and return their description and lines to print."""
     import onnxruntime
 
-    method, antialias = model.module, model.scorer.preparation.antialias
+    method = model.module
+    antialias = model.scorer.preparation.antialias
     given = _inputs(method, antialias, 5, 3, method.frames)
     text, video = ({name: given[name] for name in names} for names in (("ids", "word_mask"), ("pixels", "frame_mask")))
     found = given | _Text(method, text).named(text) | _Video(method, video).named(video)
@@ -203,7 +207,7 @@ def _write(model: Model, folder: Path) -> tuple[dict[str, Any], list[str]]:
         given = _inputs(method, antialias, 1 + 7 * place % INPUTS, 1 + place % 3, frames, place)
         for name, difference in _differences(method, graphs, sessions, given, copies=1 + 3 * place).items():
             differences[name] = max(differences.get(name, 0.0), difference)
-    lines, files = [], {}
+    lines = []
     for name, difference in differences.items():
         if not difference <= TOLERANCE:
             raise UserError(
@@ -211,6 +215,7 @@ def _write(model: Model, folder: Path) -> tuple[dict[str, Any], list[str]]:
                 f"{TOLERANCE:.0e}."
             )
         lines.append(f"{name}: differs from torch by at most {difference:.1e} on {INPUTS} inputs")
+    files: dict[str, Any] = {}
     for name, session in sessions.items():
         axes = {
             side: {node.name: [node.type.removeprefix("tensor(").removesuffix(")"), *node.shape] for node in nodes}
@@ -222,7 +227,8 @@ def _write(model: Model, folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _inputs(method: RetrievalModule, antialias: bool, texts: int, videos: int, frames: int, seed: int = 0) -> Named:
     """Return token ids of captions and random frames, both with padding."""
-    encoder, generator = cast(OpenClipEncoder, method.encoder), torch.Generator().manual_seed(seed)
+    encoder = cast(OpenClipEncoder, method.encoder)
+    generator = torch.Generator().manual_seed(seed)
     tokens = encoder.tokenizer.encode([" a dog runs on the beach" * (row + seed) for row in range(texts)], method.words)
     shape = (videos, frames, 3, encoder.image_size, encoder.image_size)
     pixels = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
@@ -236,8 +242,8 @@ def _is_pooled(method: RetrievalModule, text: TextFeatures, video: VideoFeatures
     """Return whether scores are cosines of the sentence and of the one vector to which a method compacts a video."""
     if not method.compacts_texts():
         return False
-    sentence, frames = method.compact_text(text).sentence, method.compact_video(video).frames
-    cosines = unit(sentence) @ unit(frames[:, 0]).T
+    frames = method.compact_video(video).frames
+    cosines = unit(method.compact_text(text).sentence) @ unit(frames[:, 0]).T
     return frames.shape[1] == 1 and torch.allclose(cosines, method.score(text, video).similarity, atol=TOLERANCE)
 
 
@@ -313,7 +319,9 @@ def _differences(
     method: RetrievalModule, graphs: dict[str, _Graph], sessions: dict[str, Any], given: Named, copies: int
 ) -> dict[str, float]:
     """Return the largest difference of each file from torch. The head receives the encoded videos `copies` times."""
-    expected, found, differences = dict(given), dict(given), {}
+    expected = dict(given)
+    found = dict(given)
+    differences = {}
     for name, graph in graphs.items():
         if name == HEAD:
             for tensors in (expected, found):
@@ -322,7 +330,8 @@ def _differences(
         fed = {node.name: found[node.name].numpy() for node in sessions[name].get_inputs()}
         theirs = dict(zip(ours, map(torch.from_numpy, sessions[name].run(list(ours), fed)), strict=True))
         differences[name] = max(_difference(theirs[key], value) for key, value in ours.items())
-        expected, found = expected | ours, found | theirs
+        expected |= ours
+        found |= theirs
     if HEAD not in graphs:
         scores = method.score(*_features(expected)).similarity
         differences["text_vector @ video_vector.T"] = _difference(

@@ -109,7 +109,8 @@ def from_hub(name: str) -> Iterator[Path]:
             except LocalEntryNotFoundError:
                 raise unreachable from None
             fetch = partial(fetch, local_files_only=True)
-        config, weights = fetch(CONFIG), fetch(WEIGHTS)
+        config = fetch(CONFIG)
+        weights = fetch(WEIGHTS)
     try:
         saved = json.loads(Path(config).read_text(encoding="utf-8"))
         content = {key: saved[key] for key in KEPT if key in saved} | {"state_dict": load_file(weights)}
@@ -166,7 +167,7 @@ def _write(
         for option in local:  # without root, a recipe uses TVR_DATA
             options.pop(option, None)
     public[RECORD] = public.get(RECORD, {}) | {"run": None}
-    recipe, public = without_paths(recipe), without_paths(public)
+    recipe = without_paths(recipe)
     found = results or checkpoint.parent.parent / RESULTS
     try:
         measured = json.loads(found.read_text(encoding="utf-8"))
@@ -184,7 +185,7 @@ def _write(
         raise UserError(f"{found} has no results of tvr fit or tvr test ({error!r}). Nothing was pushed.") from error
     card.save(folder / CARD)
     (folder / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    (folder / CONFIG).write_text(json.dumps(public, indent=2), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(without_paths(public), indent=2), encoding="utf-8")
     (folder / RESULTS).write_text(json.dumps(measured, indent=2), encoding="utf-8")
     tensors = {key: value.detach().clone().contiguous() for key, value in saved["state_dict"].items()}
     save_file(tensors, folder / WEIGHTS)

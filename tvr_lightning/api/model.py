@@ -26,11 +26,13 @@ class Model:
 
     def __init__(self, source: ScorerSource, device: str | None = None, trust: Sequence[str] = ()) -> None:
         self.scorer = Scorer(source, device or ("cuda" if torch.cuda.is_available() else "cpu"), trust)
-        self.module, self.name = self.scorer.module, self.scorer.name
+        self.module = self.scorer.module
+        self.name = self.scorer.name
 
     def __repr__(self) -> str:
         """Return the method, its encoder and weights, and its sizes."""
-        encoder, source = self.module.encoder, self.scorer.source
+        encoder = self.module.encoder
+        source = self.scorer.source
         backbone = " ".join(filter(None, [type(encoder).__name__, getattr(encoder, "name", "")]))
         sizes = f"{encoder.dimension}-dimensional, {self.module.words} tokens, {self.module.frames} frames"
         weights = source.checkpoint or f"weights {source.weights}"

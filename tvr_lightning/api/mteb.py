@@ -36,7 +36,8 @@ class PairwiseModel:
     """
 
     def __init__(self, model: Model, name: str | None = None) -> None:
-        self.model, self.name = model, name or f"tvr-lightning/{model.name}"
+        self.model = model
+        self.name = name or f"tvr-lightning/{model.name}"
         self.mteb_model_meta = _meta(model, self.name, "cross-encoder")
         self._corpus: Features | None = None
         self._ids: list[str] = []
@@ -81,8 +82,8 @@ class PairwiseModel:
 class EmbeddingModel:
     """An encoder whose texts and videos are single vectors, compared by their cosine (MTEB's `EncoderProtocol`).
 
-    The vector of a text is its sentence vector, and that of a video is the mean of its frame vectors, as in CLIP4Clip's
-    mean pooling. If one side has a text and a video, their vectors are added, as in MTEB's X-CLIP. Audio is not used.
+    The vector (D,) of a text is its sentence vector, and that of a video is the mean of its frame vectors, as in
+    CLIP4Clip. If one side has a text and a video, their vectors are added, as in MTEB's X-CLIP. Audio is not used.
     `experiment_kwargs` in the results records both choices.
 
     Args:
@@ -91,12 +92,14 @@ class EmbeddingModel:
     """
 
     def __init__(self, model: Model, name: str | None = None) -> None:
-        self.model, self.name = model, name or f"tvr-lightning/{model.name}-mean"
+        self.model = model
+        self.name = name or f"tvr-lightning/{model.name}-mean"
         self.mteb_model_meta = _meta(model, self.name, "dense")
 
     def encode(self, inputs: Any, *, task_metadata: Any, prompt_type: Any = None, **_: Any) -> Tensor:
         """Return the (N, D) vectors of length 1 of a loader's dataset: texts, videos, or sums of both vectors."""
-        dataset, scorer = inputs.dataset, self.model.scorer
+        dataset = inputs.dataset
+        scorer = self.model.scorer
         columns = _columns(self.name, False, dataset, task_metadata, prompt_type)
         vectors = []
         if "text" in columns:

@@ -58,7 +58,8 @@ class ExtractBatch:
             return
         encoder, audio_encoder = models
         media = self.media.to(device)
-        self.media, self.problems = None, media.problems
+        self.media = None
+        self.problems = media.problems
         if "pixels" in parts:
             self.features["pixels"] = PartBatch(media.pixels, media.frame_mask, media.times).to("cpu")
         if "frames" in parts or "patches" in parts:
@@ -91,7 +92,10 @@ class _Encoder:
     """Reader and encoder of groups on a machine of the cluster."""
 
     def __init__(self, records: list[VideoRecord], read: MediaReader, models: Models, device: str) -> None:
-        self.records, self.read, self.models, self.device = records, partial(read, generator=None), models, device
+        self.records = records
+        self.read = partial(read, generator=None)
+        self.models = models
+        self.device = device
         start_inference(models, device)
 
     def __call__(self, group: Group) -> ExtractBatch:
@@ -105,7 +109,8 @@ class _Actor:
     """Worker of a Ray cluster, which makes one result from each item."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]], items: Sequence[Any]) -> None:
-        self.work, self.items = make(), items
+        self.work = make()
+        self.items = items
 
     @torch.no_grad()
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

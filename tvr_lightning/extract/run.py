@@ -77,7 +77,8 @@ def extract(
     Raises:
         StoreError: The store has other settings, another process is writing it, or the disk is full.
     """
-    began, models = time.perf_counter(), (encoder, audio_encoder)
+    began = time.perf_counter()
+    models = (encoder, audio_encoder)
     start_inference(models, options.device)
     parts = parts_of(options.what, source, encoder, audio_encoder)
     made = fingerprints(source, encoder, audio_encoder, parts)
@@ -175,7 +176,8 @@ class _Extraction:
 
         For a skipped file, the digest is not enough: a repair may have changed bytes that it does not cover.
         """
-        stored, file = self.writer.parts[part], Path(item.path)
+        stored = self.writer.parts[part]
+        file = Path(item.path)
         if item.key in stored.places:
             return not file.is_file() or is_same_file(file, stored.marks[item.key])
         return item.key in stored.skipped and file_mark(file) == stored.marks[item.key]

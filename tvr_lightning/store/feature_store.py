@@ -151,8 +151,8 @@ class Shard:
 
 
 def _item(header: dict[str, Any]) -> StoreItem:
-    span, file = header.pop("span"), header.pop("file")
-    return StoreItem(**header, span=span and tuple(span), file=file and tuple(file))
+    header |= {name: header[name] and tuple(header[name]) for name in ("span", "file")}
+    return StoreItem(**header)
 
 
 def find_shards(folder: Path) -> list[Shard]:
@@ -198,10 +198,12 @@ class PartIndex:
             )
         self.numbers.add(shard.number)
         for row, item in enumerate(shard.header.items):
-            self.places[item.key], self.marks[item.key] = (shard, row), item.file
+            self.places[item.key] = (shard, row)
+            self.marks[item.key] = item.file
             self.skipped.pop(item.key, None)
         for item, reason in shard.header.skipped:
-            self.skipped[item.key], self.marks[item.key] = reason, item.file
+            self.skipped[item.key] = reason
+            self.marks[item.key] = item.file
             self.places.pop(item.key, None)
 
 

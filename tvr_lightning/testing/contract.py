@@ -103,12 +103,14 @@ class MethodTestSuite:
 
     def test_a_pair_scores_alone_as_among_others(self, method: RetrievalModule, features: Features) -> None:
         """Test that the score of a pair does not depend on other pairs or their order."""
-        (text, video), scores = features, method.score(*features).similarity
+        text, video = features
+        scores = method.score(text, video).similarity
         assert scores.shape == (len(text), len(video))
         for i, j in ((0, 0), (2, 1), (5, 3)):
             alone = method.score(text[i : i + 1], video[j : j + 1]).similarity
             close(alone, scores[i : i + 1, j : j + 1], f"text {i} and video {j} alone, which others must not change")
-        order, places = torch.tensor([3, 0, 5, 1, 4, 2]), torch.tensor([5, 1, 0, 3])
+        order = torch.tensor([3, 0, 5, 1, 4, 2])
+        places = torch.tensor([5, 1, 0, 3])
         again = method.score(text[order], video[places]).similarity
         close(again, scores[order][:, places], "in another order, among fewer videos")
 
@@ -122,13 +124,14 @@ class MethodTestSuite:
             """Return the scores after a change of each tensor, given the mask of its items."""
             text, video = stored
             if part == "words":
-                words, mask = change(text.words, text.word_mask), change(text.word_mask, text.word_mask)
+                words, mask = (change(tensor, text.word_mask) for tensor in (text.words, text.word_mask))
                 text = TextFeatures(text.sentence, words, mask)
             else:
                 video = video.apply(lambda tensor: change(tensor, video.frame_mask))
             return method.score(method.encode_text(text), method.encode_video(video)).similarity
 
-        usual, changed = scores(lambda tensor, mask: tensor), [scores(filled)]
+        usual = scores(lambda tensor, mask: tensor)
+        changed = [scores(filled)]
         with contextlib.suppress(ValueError, RuntimeError):  # the sizes of parameters may depend on the recipe
             changed.append(scores(lengthened))
         if part not in method.reads_padding:
@@ -168,7 +171,7 @@ class MethodTestSuite:
         """Test that heads do not round further; methods without a head get single precision."""
         if not heads:
             pytest.skip("the method has no head that scores in blocks")
-        text, video = features[0].to(kind), features[1].to(kind)
+        text, video = (each.to(kind) for each in features)
         found = method.score(text, video).similarity
         assert found.dtype == torch.float32
         close(found, method.score(text.float(), video.float()).similarity)
@@ -234,7 +237,8 @@ class MethodTestSuite:
         trust = [type(part).__module__.partition(".")[0] for part in (method, method.encoder, method.tuning)]
         scorer = Scorer(ScorerSource(str(path)), trust=trust)
         video = next(Path(synthetic_data()).rglob("*.mp4"))
-        videos, texts = scorer.encode_videos(scorer.read(video).media), scorer.encode_texts(["a red ball", "a dog"])
+        videos = scorer.encode_videos(scorer.read(video).media)
+        texts = scorer.encode_texts(["a red ball", "a dog"])
         scores = scorer.score(texts, videos)
         assert scores.shape == (2, 1)
         assert bool(scores.isfinite().all())
