@@ -187,7 +187,7 @@ class Run(closing.RunState):
         checkpoint, saved = closing.selected_checkpoint(self.config.results.select_on, trainer)
         if checkpoint:  # when it is loaded, these callbacks would restore the weights of the last step
             trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, AVERAGING)]
-        trainer.test(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True)
+        trainer.test(self.model, datamodule=self.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=True)
         self.final_metrics |= trainer.callback_metrics
         closing.close(self, checkpoint, saved)
 

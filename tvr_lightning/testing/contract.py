@@ -171,7 +171,8 @@ class MethodTestSuite:
         """Test that heads do not round further; methods without a head get single precision."""
         if not heads:
             pytest.skip("the method has no head that scores in blocks")
-        text, video = (each.to(kind) for each in features)
+        text = features[0].to(kind)
+        video = features[1].to(kind)
         found = method.score(text, video).similarity
         assert found.dtype == torch.float32
         close(found, method.score(text.float(), video.float()).similarity)
