@@ -1,4 +1,4 @@
-"""Progress of a run: the remaining time of the entire run, and a warning if it waits for videos."""
+"""Progress of a run, and the remaining time of the entire run."""
 
 import re
 from pathlib import Path
