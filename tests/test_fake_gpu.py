@@ -46,16 +46,3 @@ def test_a_method_stays_on_the_device_and_waits_only_in_known_functions(title):
         assert isinstance(scores, GpuTensor)
         waits = {place for place in gpu.waits if not place.startswith("evaluation.")}  # ranks are needed on the CPU
         assert waits == EVERY_EVALUATION | IN_EVALUATION.get(title, set())
-
-
-def test_the_fake_gpu_computes_and_refuses_other_devices():
-    with FakeGpu() as gpu:
-        table = torch.arange(6.0).view(2, 3).to(gpu.device)
-        assert table.device == gpu.device
-        assert (table @ table.T)[:, 1].tolist() == [14.0, 50.0]
-        assert (table * torch.tensor(2.0)).tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
-        with pytest.raises(RuntimeError, match="is on the CPU"):
-            table + torch.ones(3)
-        with pytest.raises(RuntimeError, match="generator is for the CPU"):
-            torch.rand(2, device=gpu.device, generator=torch.Generator())
-        assert torch.ones(3).cumsum(0).tolist() == [1.0, 2.0, 3.0]

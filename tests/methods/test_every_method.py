@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from methods.parts import FORMS, RECIPES, WORDS, build, captioned, close, descend, encoder, features, paired, run
 
 from tvr_lightning.audit.experiments import audit_scores
@@ -111,7 +110,6 @@ VARIANTS = {
 CASES = [pytest.param(k, o, id=f"{k.__name__} {o}"[:80]) for k, variants in VARIANTS.items() for o in variants]
 every_variant = pytest.mark.parametrize(("kind", "options"), CASES)
 LAST_CASES = [(kind, variants[-1]) for kind, variants in VARIANTS.items()]
-one_variant = pytest.mark.parametrize(("kind", "options"), LAST_CASES)
 WITHOUT_HEADS = 3
 """Number of variants, the first, without a head that scores in blocks."""
 
@@ -190,18 +188,6 @@ def test_ten_steps_lower_the_loss(kind, options):
     pairs = batch(method, dtype=torch.float32)
     losses = descend(lambda: loss_of(method, pairs), trained(method))
     assert losses[-1] < 0.8 * losses[0], losses
-
-
-@one_variant
-def test_a_method_built_in_python_can_be_loaded_from_its_checkpoint(tmp_path, kind, options):
-    method = build(kind, options, torch.float32)
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.strategy.connect(method)
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    loaded = kind.load_from_checkpoint(tmp_path / "last.ckpt", encoder=encoder(), weights_only=True)
-    assert loaded.options == method.options
-    assert loaded.state_dict().keys() == method.state_dict().keys()
-    close(loaded.state_dict().values(), method.state_dict().values(), rtol=0, atol=0)
 
 
 XPOOL_OPTIONS = [{"prior": Normal()}, {"prior": Normal(0.1)}, {"trials": 3}, {"trials": "mean"}, {"radius": "scalar"}]

@@ -19,7 +19,6 @@ from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation, TCMGCHea
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization, TCMGCOptions
 from tvr_lightning.methods.tcmgc.reorganization import parted, reorganize
 from tvr_lightning.methods.xclip import AOSM
-from tvr_lightning.pairwise import DensePairVectors, PairVectors
 from tvr_lightning.training.losses import info_nce
 
 CONTRASTS = ("video_sentence", "video_word", "sentence_frame", "frame_word")
@@ -107,12 +106,6 @@ def test_a_video_without_frames_scores_and_trains(switches):
     scores.sum().backward()
     assert scores.isfinite().all()
     assert all(p.grad.isfinite().all() for p in head.parameters())
-
-
-def test_the_cheaper_form_is_chosen():
-    assert random_head(attention=LanguageVideoAttention(dropout=0.3)).train().form is PairVectors
-    for heads, form in ((8, DensePairVectors), (4, PairVectors)):  # a basis as wide as the vectors, or half as wide
-        assert random_head(attention=LanguageVideoAttention(heads=heads, dropout=0.0)).form is form
 
 
 def test_the_loss_is_infonce_and_weighted_decorrelation():

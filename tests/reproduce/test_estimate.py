@@ -4,7 +4,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
@@ -13,11 +12,8 @@ from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import QueryBankNorm
-from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.features import TextFeatures, VideoFeatures
-from tvr_lightning.methods import GARE, NCL, CLIP4Clip
-from tvr_lightning.methods.gare.options import GAREOptions
-from tvr_lightning.reproduce.profile.costs import measure_costs, random_batch
+from tvr_lightning.methods import NCL, CLIP4Clip
+from tvr_lightning.reproduce.profile.costs import random_batch
 from tvr_lightning.reproduce.profile.estimate import (
     activation_bytes,
     count_evaluation,
@@ -119,28 +115,6 @@ def test_time_and_memory_depend_on_what_is_counted(msrvtt, recipe, monkeypatch):
     assert without.evaluation_seconds < found.evaluation_seconds < found.seconds
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in recipe.build().model.parameters()]
     assert found.memory > 4 * (sum(size for size, _ in sizes) + 3 * sum(size for size, trained in sizes if trained))
-
-
-def test_scoring_is_measured_in_blocks_as_large_as_those_of_an_evaluation():
-    """A few pairs alone take hundreds of times longer per pair."""
-    encoder = TinyClipEncoder(64, 32, text_layers=1, vision_layers=1, patch_size=16)
-    method = GARE(encoder, words=16, frames=4, gare=GAREOptions(temporal_layers=1))
-    items = 500
-    torch.manual_seed(0)
-    text = TextFeatures(torch.randn(items, 64), torch.randn(items, 16, 64), torch.ones(items, 16, dtype=torch.bool))
-    video = VideoFeatures(torch.randn(items, 4, 64), torch.ones(items, 4, dtype=torch.bool))
-
-    def scored():
-        source = PairScores(method.eval().score, text, video, memory_budget_bytes=2**31)
-        began = time.perf_counter()
-        assert sum(block.values.numel() for block in source.blocks()) == items**2
-        return time.perf_counter() - began
-
-    scored()
-    batch = random_batch(method, 4)
-    estimated = items * measure_costs(method, batch, items, items).score_ms_per_video / 1000
-    ratio = estimated / min(scored() for _ in range(3))
-    assert 0.4 < ratio < 2.5
 
 
 def test_activations_of_a_whole_batch_are_estimated_from_small_ones(recipe):
