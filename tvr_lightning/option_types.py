@@ -79,7 +79,7 @@ SupportWeight = Annotated[float, Range(at_least=0), Role.TRAINING]
 
 DatasetName = Literal["msrvtt", "didemo", "lsmdc", "activitynet", "vatex", "msvd", "charades"]
 StoreDtype = Literal["float32", "float16"]
-FeaturePart = Literal["text", "frames", "patches", "audio", "pixels", "all"]
+FeaturePart = Literal["text", "frames", "patches", "audio", "pixels"]
 ExtractEngine = Literal["local", "ray"]
 CopiesLike = Literal["clip4clip"]
 """Authors of the copies. CLIP4Clip: 3 frames per second, about 0.4 s late, with small frames enlarged to 224 px."""

@@ -92,7 +92,7 @@ def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
     torch.save(named, weights)
     options.append(f"--model.init_args.encoder.init_args.weights={weights}")
     extract = ["extract", f"--config={RECIPE}", *options, "--out", str(store), "--device=cpu"]
-    assert main([*extract, "--parts=all", "--num_workers=0"]) == 0
+    assert main([*extract, "--num_workers=0"]) == 0
     heads = ["fit", f"--config={RECIPE}", f"--config={FEATURES}", *options, f"--data.init_args.features={store}"]
     assert main([*heads, f"--results.directory={tmp_path / 'heads'}"]) == 0
     assert f"features from the store {store}: text, frames;" in caplog.text

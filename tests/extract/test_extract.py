@@ -114,7 +114,7 @@ def test_parts_can_be_added_and_only_a_damaged_shard_is_computed_again(dataset, 
     assert json.loads(file.read_text()) == {"doing": "videos, 12 of 12", "left": 0.0}
     assert FeatureStore(out).parts == ["frames"]
     extract(source, *encoders(), options(out, what=["text", "audio"]))
-    extract(source, *encoders(), options(out, what=["all"]))
+    extract(source, *encoders(), options(out))
     assert contents(out) == contents(extracted[0])
     report = extract(source, *encoders(), options(out))
     assert not any(report.written.values())
@@ -200,7 +200,7 @@ def test_videos_with_damaged_or_without_audio_are_kept_and_parts_must_exist(tmp_
     extract(silent, encoders()[0], None, options(tmp_path / "store"))
     assert FeatureStore(tmp_path / "store").parts == ["text", "frames", "patches"]
     encoder = encoders(kind=WithoutPatches)[0]
-    report = extract(silent, encoder, None, options(tmp_path / "other", what=["all"]))
+    report = extract(silent, encoder, None, options(tmp_path / "other"))
     assert report.written.keys() == {"text", "frames"}
     for clip, part, message in (
         (encoders()[0], "audio", "there is no audio encoder"),

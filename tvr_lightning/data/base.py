@@ -24,8 +24,8 @@ from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.augment import Augmentation
 from tvr_lightning.media.preparation import Interpolation, Preparation, ResizeMode
-from tvr_lightning.option_types import Count, FrameSampling, Range, Role, Workers, check
-from tvr_lightning.store import FeatureStore, Part, StoreError
+from tvr_lightning.option_types import Count, FeaturePart, FrameSampling, Range, Role, Workers, check
+from tvr_lightning.store import FeatureStore, StoreError
 
 EvaluationLoaders = list[DataLoader[TextBatch] | DataLoader[VideoBatch]]
 
@@ -153,7 +153,7 @@ class TextVideoDataModule(AnnotatedDataset, LightningDataModule):
         self._resume_at: dict[str, int] | None = None
         self._read: dict[SplitName, Split] = {}
         self._loaded: dict[SplitName, Split] = {}
-        self._stores: dict[tuple[Part, ...], FeatureStore] = {}
+        self._stores: dict[tuple[FeaturePart, ...], FeatureStore] = {}
 
     # Reading
 
@@ -214,8 +214,8 @@ class TextVideoDataModule(AnnotatedDataset, LightningDataModule):
         """Feature store with the parts that the run reads, after checking that they fit the options."""
         assert self.stored_in is not None
         uses_audio = self.audio is not None if self.needs.audio is None else self.needs.audio
-        optional: dict[Part, bool] = {"patches": self.needs.patches, "audio": uses_audio}
-        parts: tuple[Part, ...] = ("text", "frames", *(part for part, used in optional.items() if used))
+        optional: dict[FeaturePart, bool] = {"patches": self.needs.patches, "audio": uses_audio}
+        parts: tuple[FeaturePart, ...] = ("text", "frames", *(part for part, used in optional.items() if used))
         if self.pixels is not None:
             parts = ("pixels",)
         if parts not in self._stores:

@@ -19,7 +19,7 @@ from tvr_lightning.extract.plan import ExtractOptions
 from tvr_lightning.features import FeatureBatch
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.read_many import attempt, read_many
-from tvr_lightning.store import Part
+from tvr_lightning.option_types import FeaturePart
 
 
 @dataclass
@@ -33,7 +33,7 @@ class PartBatch(FeatureBatch):
 
 T = TypeVar("T")
 Models = tuple[Encoder, AudioEncoder | None]
-Group = tuple[Sequence[Part], list[int]]  # parts to extract, and the positions of the videos of one batch
+Group = tuple[Sequence[FeaturePart], list[int]]  # parts to extract, and the positions of the videos of one batch
 
 
 def start_inference(models: Models, device: str) -> None:
@@ -49,10 +49,10 @@ class ExtractBatch:
 
     failed: dict[int, str]  # reason for each unreadable video, by its position in the batch
     media: Media | None  # K readable videos; None if there are none, or after encoding
-    features: dict[Part, PartBatch] = field(default_factory=dict)  # on the CPU
+    features: dict[FeaturePart, PartBatch] = field(default_factory=dict)  # on the CPU
     problems: list[str] = field(default_factory=list)  # "path: reason" for each partly damaged audio track
 
-    def encode(self, parts: Sequence[Part], models: Models, device: str) -> None:
+    def encode(self, parts: Sequence[FeaturePart], models: Models, device: str) -> None:
         """Replace the media by the features of some parts, with encoders on `device` and in eval mode."""
         if self.media is None:
             return

@@ -10,12 +10,13 @@ from tvr_lightning.data.readers import frame_fingerprint, text_fingerprint
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder, fingerprint
 from tvr_lightning.extract.plan import ExtractSource
-from tvr_lightning.store import FeatureStore, Fingerprint, Part, StoreError
+from tvr_lightning.option_types import FeaturePart
+from tvr_lightning.store import FeatureStore, Fingerprint, StoreError
 
 
 def encoder_fingerprints(
-    encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
-) -> dict[Part, Fingerprint]:
+    encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[FeaturePart]
+) -> dict[FeaturePart, Fingerprint]:
     """Return the encoder of each part: its name, configuration digest, and weights. Parts without one are omitted."""
 
     def of(encoder: Encoder | AudioEncoder) -> Fingerprint:
@@ -24,20 +25,20 @@ def encoder_fingerprints(
         name = configuration.get("name", type(encoder).__name__)
         return {"encoder": f"{name} {digest}", "weights": encoder.fingerprint()[:16]}
 
-    others: list[Part] = [part for part in parts if part not in ("audio", "pixels")]
-    made: dict[Part, Fingerprint] = dict.fromkeys(others, of(encoder)) if others else {}
+    others: list[FeaturePart] = [part for part in parts if part not in ("audio", "pixels")]
+    made: dict[FeaturePart, Fingerprint] = dict.fromkeys(others, of(encoder)) if others else {}
     if audio_encoder is not None and "audio" in parts:
         made["audio"] = of(audio_encoder)
     return made
 
 
 def fingerprints(
-    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[Part]
-) -> dict[Part, Fingerprint]:
+    source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None, parts: Sequence[FeaturePart]
+) -> dict[FeaturePart, Fingerprint]:
     """Return the encoder, weights, sampling, and preprocessing of each part."""
     read = source.read
     frames = frame_fingerprint(read.frames, read.preparation, read.sampling, source.copies)
-    inputs: dict[Part, Fingerprint] = {"frames": frames, "patches": frames, "pixels": frames}
+    inputs: dict[FeaturePart, Fingerprint] = {"frames": frames, "patches": frames, "pixels": frames}
     inputs["text"] = {**text_fingerprint(source.words), "preprocessing": encoder.text_preparation}
     if read.audio is not None:
         inputs["audio"] = {**frames, "preprocessing": read.audio.describe()}

@@ -11,7 +11,7 @@ from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.base import Encoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, ExtractEngine, FeaturePart, Options, StoreDtype, Workers
-from tvr_lightning.store import PARTS, Part, StoreItem
+from tvr_lightning.store import PARTS, StoreItem
 
 
 @dataclass
@@ -19,7 +19,7 @@ class ExtractOptions(Options):
     """Settings of an extraction, with the defaults of `tvr extract`, which documents them."""
 
     out: str
-    what: Sequence[FeaturePart] = ()  # none or "all" means every part that the source and the encoders provide
+    what: Sequence[FeaturePart] = ()  # none means every part but pixels that the source and the encoders provide
     batch_size: Count = 32
     shard_size: Count = 256  # best a multiple of `batch_size`; if the process is killed, at most one shard is lost
     num_workers: Workers = 2
@@ -72,7 +72,7 @@ def source_of_data(data: TextVideoDataModule, splits: Sequence[SplitName] = ("tr
 
 def parts_of(
     what: Sequence[FeaturePart], source: ExtractSource, encoder: Encoder, audio_encoder: AudioEncoder | None
-) -> list[Part]:
+) -> list[FeaturePart]:
     """Return the parts to extract, in a fixed order.
 
     Raises:
@@ -90,5 +90,5 @@ def parts_of(
         if part in missing:
             raise UserError(f"--parts {part}: {missing[part]}")
     # Pixels are not features and take the most space, so they are extracted only by name.
-    every = {*PARTS} - {"pixels", *missing} if not what or "all" in what else set()
-    return [part for part in PARTS if part in what or part in every]
+    wanted = what or {*PARTS} - {"pixels", *missing}
+    return [part for part in PARTS if part in wanted]

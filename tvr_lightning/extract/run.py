@@ -18,8 +18,9 @@ from tvr_lightning.extract.batches import Models, PartBatch, read_batches, start
 from tvr_lightning.extract.fingerprint import fingerprints
 from tvr_lightning.extract.plan import ExtractOptions, ExtractSource, parts_of
 from tvr_lightning.features import TextFeatures
+from tvr_lightning.option_types import FeaturePart
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.store import Part, StoreItem, StoreWriter
+from tvr_lightning.store import StoreItem, StoreWriter
 from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 
@@ -122,11 +123,11 @@ class _Extraction:
             text = TextFeatures.cat(features)
             self._append("text", items, {"sentence": text.sentence, "words": text.words}, text.word_mask)
 
-    def videos(self, parts: Sequence[Part]) -> None:
+    def videos(self, parts: Sequence[FeaturePart]) -> None:
         """Decode, encode, and write the videos that are missing in a part of the store."""
         videos = list({item.key: (record, item) for record, item in self.source.videos}.values())
         stored = {part: self.writer.parts[part] for part in parts}
-        missing: dict[int, tuple[Part, ...]] = {}
+        missing: dict[int, tuple[FeaturePart, ...]] = {}
         self.report.kept.update(dict.fromkeys(parts, 0))
         for i, (record, item) in enumerate(videos):
             lacking = tuple(part for part in parts if not self._is_done(part, item))
@@ -149,7 +150,7 @@ class _Extraction:
         groups = [(lacking, group) for lacking, batches in shards for group in batches]
         encoded = read_batches([record for record, _ in videos], groups, self.source.read, self.models, self.options)
         for lacking, batches in shards:
-            features: dict[Part, list[PartBatch]] = {part: [] for part in lacking}
+            features: dict[FeaturePart, list[PartBatch]] = {part: [] for part in lacking}
             read: list[StoreItem] = []
             failed: list[tuple[StoreItem, str]] = []
             for group in batches:
@@ -171,7 +172,7 @@ class _Extraction:
                 times = {} if joined.times is None else {"times": joined.times}
                 self._append(part, read, {part: joined.values, **times}, joined.mask, failed)
 
-    def _is_done(self, part: Part, item: StoreItem) -> bool:
+    def _is_done(self, part: FeaturePart, item: StoreItem) -> bool:
         """Return whether a part contains or skipped a video whose file is unchanged.
 
         For a skipped file, the digest is not enough: a repair may have changed bytes that it does not cover.
@@ -182,7 +183,7 @@ class _Extraction:
             return not file.is_file() or is_same_file(file, stored.marks[item.key])
         return item.key in stored.skipped and file_mark(file) == stored.marks[item.key]
 
-    def _append(self, part: Part, items: Sequence[StoreItem], *content: Any) -> None:
+    def _append(self, part: FeaturePart, items: Sequence[StoreItem], *content: Any) -> None:
         with self.report.timing("writing"):
             self.writer.append(part, items, *content)
         self.report.written[part] = self.report.written.get(part, 0) + len(items)

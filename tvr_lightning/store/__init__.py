@@ -4,11 +4,10 @@ from tvr_lightning.store.feature_store import (
     PARTS,
     FeatureStore,
     Fingerprint,
-    Part,
     StoreError,
     StoreItem,
     StoreWriter,
     VideoKey,
 )
 
-__all__ = ["PARTS", "FeatureStore", "Fingerprint", "Part", "StoreError", "StoreItem", "StoreWriter", "VideoKey"]
+__all__ = ["PARTS", "FeatureStore", "Fingerprint", "StoreError", "StoreItem", "StoreWriter", "VideoKey"]

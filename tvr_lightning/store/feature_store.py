@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,17 +30,16 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.files import TEMPORARY, explain_write_errors, file_lock, write_whole
 from tvr_lightning.media.sampling import Span
-from tvr_lightning.option_types import StoreDtype
+from tvr_lightning.option_types import FeaturePart, StoreDtype
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Part = Literal["text", "frames", "patches", "audio", "pixels"]
 VideoKey = tuple[str, str, Span | None]
 Fingerprint = Mapping[str, str]
 FileMark = tuple[int, int, str]  # size of a file in bytes, modification time in ns, and a digest of its content
 
-PARTS: tuple[Part, ...] = get_args(Part)
+PARTS: tuple[FeaturePart, ...] = get_args(FeaturePart)
 FORMAT = 3
 NAME = re.compile(rf"({'|'.join(PARTS)})-(\d{{5,}})-([0-9a-f]{{32}})\.safetensors")
 SAMPLED_BYTES = 2**16
@@ -105,7 +104,7 @@ class StoreItem:
 class ShardHeader:
     """Description of a shard's content."""
 
-    part: Part
+    part: FeaturePart
     fingerprint: Fingerprint  # encoder, weights, sampling, and preprocessing of the features
     command: str  # command line that created the shard and can create it again
     dtype: StoreDtype
@@ -118,7 +117,7 @@ class Shard:
     """File of a shard, and what its name contains: part, number, and digest of the content."""
 
     path: Path
-    part: Part
+    part: FeaturePart
     number: int
     digest: str
 
@@ -165,7 +164,7 @@ def find_shards(folder: Path) -> list[Shard]:
                     f"{path} is a link to {path.resolve()}, outside the feature store {folder}. Replace the link with "
                     "the file, or extract again with another --out."
                 )
-            shards.append(Shard(path, cast(Part, named[1]), int(named[2]), named[3]))
+            shards.append(Shard(path, cast(FeaturePart, named[1]), int(named[2]), named[3]))
     return sorted(shards, key=lambda shard: (PARTS.index(shard.part), shard.number))
 
 
@@ -221,10 +220,10 @@ class FeatureStore:
             missing, or a shard is damaged.
     """
 
-    def __init__(self, path: str | Path, parts: Sequence[Part] = PARTS) -> None:
+    def __init__(self, path: str | Path, parts: Sequence[FeaturePart] = PARTS) -> None:
         self.path = Path(path)
         self._shards: list[Shard] = []
-        self._parts: dict[Part, PartIndex] = {}
+        self._parts: dict[FeaturePart, PartIndex] = {}
         self._damaged: dict[Shard, str] = {}
         self._opened: dict[Shard, Any] = {}
         shards = find_shards(self.path)
@@ -249,7 +248,7 @@ class FeatureStore:
         return {**self.__dict__, "_opened": {}}
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[FeaturePart]:
         """Parts that the store contains."""
         return list(self._parts)
 
@@ -257,7 +256,7 @@ class FeatureStore:
         """Return the number of videos."""
         return max((len(index.places) for part, index in self._parts.items() if part != "text"), default=0)
 
-    def skipped(self, part: Part) -> dict[Any, str]:
+    def skipped(self, part: FeaturePart) -> dict[Any, str]:
         """Return the items that extraction skipped, with the reason for each."""
         return self._part(part).skipped
 
@@ -276,7 +275,7 @@ class FeatureStore:
         columns = ["part", "dataset", "split", "id", "path", "span_start", "span_end", "text", "shard", "row", "dtype"]
         return pd.DataFrame(rows, columns=[*columns, "encoder", "weights", "sampling", "preprocessing", "skipped"])
 
-    def require(self, part: Part, expected: Fingerprint) -> None:
+    def require(self, part: FeaturePart, expected: Fingerprint) -> None:
         """Raise StoreError unless a part has this fingerprint; `expected` may omit fields."""
         if differing := differences(self._part(part).fingerprint, expected):
             raise StoreError(
@@ -284,7 +283,7 @@ class FeatureStore:
                 f"{differing}. Set the run's options to the store's, or write another store with tvr extract --out"
             )
 
-    def require_items(self, part: Part, files: Mapping[Any, Path | None]) -> None:
+    def require_items(self, part: FeaturePart, files: Mapping[Any, Path | None]) -> None:
         """Raise StoreError unless a part contains or skipped all of these items, given with their current files.
 
         A file that is None or does not exist on this machine is not compared with the one that was read.
@@ -327,11 +326,11 @@ class FeatureStore:
             features.audio = audio.float()
         return features
 
-    def read(self, part: Part, keys: Sequence[Any]) -> list[Tensor]:
+    def read(self, part: FeaturePart, keys: Sequence[Any]) -> list[Tensor]:
         """Return the tensors of items as they are stored: for M videos, values (M, F, ...) and their mask (M, F)."""
         return [torch.stack(rows) for rows in zip(*(self.item(part, key) for key in keys), strict=True)]
 
-    def item(self, part: Part, key: Any) -> list[Tensor]:
+    def item(self, part: FeaturePart, key: Any) -> list[Tensor]:
         """Return the tensors of one item: (F, ...) and their mask (F,), and the times (F,) of frames of any size."""
         index = self._part(part)
         if key not in index.places:
@@ -354,7 +353,7 @@ class FeatureStore:
             raise StoreError(f"The feature store {self.path} contains no videos. It was created with: {index.command}")
         return self.video([next(iter(index.places))], patches)
 
-    def _part(self, part: Part) -> PartIndex:
+    def _part(self, part: FeaturePart) -> PartIndex:
         if part not in self._parts:
             raise StoreError(
                 f"The feature store {self.path} has no part {part!r}, only {', '.join(self._parts) or 'nothing yet'}"
@@ -383,13 +382,17 @@ class StoreWriter:
     path: Path
     command: str  # command that creates and repairs the parts that this run writes
     dtype: StoreDtype
-    parts: dict[Part, PartIndex]  # that the store contains or that this run writes
+    parts: dict[FeaturePart, PartIndex]  # that the store contains or that this run writes
     rewritten: list[str] = field(default_factory=list)  # problems of the damaged shards
 
     @classmethod
     @contextmanager
     def open(
-        cls, path: str | Path, fingerprints: Mapping[Part, Fingerprint], command: str, dtype: StoreDtype = "float32"
+        cls,
+        path: str | Path,
+        fingerprints: Mapping[FeaturePart, Fingerprint],
+        command: str,
+        dtype: StoreDtype = "float32",
     ) -> Iterator[StoreWriter]:
         """Lock a store inside the context, check every shard, and remove incomplete files of an interrupted run.
 
@@ -423,7 +426,7 @@ class StoreWriter:
 
     def append(
         self,
-        part: Part,
+        part: FeaturePart,
         items: Sequence[StoreItem],
         tensors: Mapping[str, Tensor | list[Tensor]],
         mask: Tensor,
