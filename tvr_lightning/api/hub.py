@@ -50,7 +50,6 @@ def push_to_hub(
     results: str | Path | None = None,
     private: bool = False,
     license: str | None = None,
-    token: str | None = None,
     trust: Sequence[str] = (),
 ) -> str:
     """Publish a trained method on the Hub in one commit, and return its address.
@@ -61,7 +60,6 @@ def push_to_hub(
         results: results.json of these weights, written by `tvr fit` or `tvr test`. Default: the one of the run.
         private: Hide a new repository from others.
         license: Identifier of the license for the model card, such as "mit".
-        token: Token of the Hub. Default: that of `hf auth login` or HF_TOKEN.
         trust: Other modules whose classes the checkpoint may name, as for `load`.
 
     Raises:
@@ -71,9 +69,9 @@ def push_to_hub(
     """
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(checkpoint), None if results is None else Path(results), name, license, trust, Path(folder))
-        if (token or huggingface_hub.get_token()) is None:
+        if huggingface_hub.get_token() is None:
             raise UserError("The Hub needs a token. Run `hf auth login` or set HF_TOKEN. Nothing was pushed.")
-        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         with _explained(name, "nothing was pushed"):
             exists = api.repo_exists(name)
             files = {file.rfilename for file in api.model_info(name).siblings or []} if exists else set()
