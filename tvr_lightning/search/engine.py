@@ -9,7 +9,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -25,7 +25,6 @@ from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.image import read_image
-from tvr_lightning.media.video import probe
 from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import relative
 from tvr_lightning.search.query import SearchQuery
@@ -37,12 +36,9 @@ from tvr_lightning.search.table import IndexTable, SpanRow
 from tvr_lightning.store.feature_store import differences
 
 ExampleKind = Literal["clip", "image"]
-NONE = "none"
 SPANS_IN_MEMORY = 4096
-BLOCK = 16
-"""Number of texts, or of segments of an example, per pass through an encoder."""
+BLOCK = 16  # texts or segments per pass through an encoder
 EXAMPLE_SEGMENTS = 16
-"""Maximum number of segments of an example that are compared."""
 EXAMPLES_IN_MEMORY = 256
 BEST_MOMENTS = 3
 APART = 1.0  # second between the best moments, if there are enough
@@ -76,7 +72,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         self.first = next(iter(self.scorers))
         """Name of the scorer whose vectors the first stage compares."""
         self.default = rerank or self.first
-        other = self.default not in (NONE, *self.scorers) and ("." in self.default or "/" in self.default)
+        other = self.default not in ("none", *self.scorers) and ("." in self.default or "/" in self.default)
         self.reranker = reranker_of(self.default, device) if other else None
         self._lock = threading.RLock()
         self._known: OrderedDict[tuple[int, str], Features] = OrderedDict()
@@ -93,7 +89,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         The score by an example is the mean, over the example's frames, of the best cosine with a frame of the segment.
         """
         rerank = query.rerank or self.default
-        if rerank not in (NONE, *self.rerankers):
+        if rerank not in ("none", *self.rerankers):
             raise SearchError(
                 f"rerank: the index has no scorer {rerank!r}, only {', '.join(self.rerankers)} and none. Index with "
                 "--ckpt_path of that method too, or name a CrossEncoder's folder or a module.function."
@@ -104,15 +100,14 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         with self._lock:
             rows, cosines, bias = self._candidates(query, text, like, biases)
             shown = ", ".join(filter(None, [text, like.name if like else ""]))
-            method = rerank if text else "frames"
-            answer = Answer(shown, method, query.normalize, len(rows), self.table.count())
+            answer = Answer(shown, rerank if text else "frames", query.normalize, len(rows), self.table.count())
             if any(self.scorers[name].truncated(text) for name in {self.first, rerank} & {*self.scorers}):
                 words = self.scorers[self.first].module.words
                 answer.notes.append(f"the query is too long; only the first {words} tokens are used")
             if not rows:
                 answer.notes.append("no videos in this folder" if answer.videos else "the index contains no videos yet")
                 return answer
-            answer.results = self._rank(rows, cosines, bias if biases else None, text, like, rerank, query.top)
+            answer.results = self._rank(query, rows, cosines, bias, like, rerank)
         known = self.table.fact("relevance")
         if text and known:
             judge(answer, Scale(known["middle"], known["spread"]), float(cosines.max()), query.min_relevance)
@@ -124,10 +119,10 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         rule = Segments(**self.table.fact("segments"))
         if kind == "image":
             clips = iter([scorer.still(read_image(path))])
-        elif rule.kind == "none" or probe(path).duration <= rule.length:
-            clips = iter([scorer.read(path)])
-        else:
+        elif rule.cuts(path):
             clips = (each.clips[self.first] for each in read_segments(path, {self.first: scorer}, rule))
+        else:
+            clips = iter([scorer.read(path)])
         blocks = iter(lambda: [clip.media for clip in itertools.islice(clips, BLOCK)], [])
         features = VideoFeatures.cat([scorer.encode_videos(Media.cat(block)) for block in blocks])
         example = secrets.token_hex(8)
@@ -173,7 +168,12 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         found: dict[int, SpanRow] = {}
         for vector in vectors:
             count = max(query.candidates // len(vectors), query.top)
-            found |= {row.key: row for row in self._nearest(query.folder, vector, count, query.top, like)}
+            nearest = partial(self.table.nearest, vector, folder=query.folder, without=like.video if like else None)
+            rows = nearest(count)
+            while len(rows) == count and len({row.video.id for row in rows}) < query.top:
+                count *= 4
+                rows = nearest(count)
+            found |= {row.key: row for row in rows}
         rows = [found[key] for key in sorted(found)]
         if not rows:
             return [], torch.zeros(0), torch.zeros(0)
@@ -181,14 +181,6 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         cosines = torch.stack([row.vector for row in rows]) @ vectors[0]
         order = (cosines + bias).sort(descending=True, stable=True).indices
         return [rows[place] for place in order.tolist()], cosines[order], bias[order]
-
-    def _nearest(self, folder: str | None, vector: Tensor, count: int, top: int, like: Example | None) -> list[SpanRow]:
-        """Return `count` segments nearest to a vector, or more until they belong to `top` videos."""
-        while True:
-            rows = self.table.nearest(vector, count, folder, None if like is None else like.video)
-            if len(rows) < count or len({row.video.id for row in rows}) >= min(top, len(rows)):
-                return rows
-            count *= 4
 
     def _compute_biases(self, _: int) -> dict[int, float]:
         """Return each segment's bias by its key, computed from the cosines of the first stage (NCL, Eqs. 10 and 11)."""
@@ -225,16 +217,10 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         return torch.tensor([found[span] for span in spans])
 
     def _rank(
-        self,
-        rows: list[SpanRow],
-        cosines: Tensor,
-        bias: Tensor | None,
-        text: str,
-        like: Example | None,
-        rerank: str,
-        top: int,
+        self, query: SearchQuery, rows: list[SpanRow], cosines: Tensor, bias: Tensor, like: Example | None, rerank: str
     ) -> list[Result]:
-        """Score the candidates (S,) and return the best videos."""
+        """Score S candidates with their cosines (S,) and biases (S,), and return the best videos."""
+        text = query.query.strip()
         name = rerank if text and rerank in self.scorers else self.first
         scorer = self.scorers[name]
         encoded = scorer.encode_texts([text]) if text else None
@@ -243,11 +229,11 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
         there = [place for place, row in enumerate(rows) if all(row.key in found for found in features.values())]
         if not there:  # another process has just replaced all
             return []
-        rows, cosines, bias = [rows[place] for place in there], cosines[there], None if bias is None else bias[there]
+        rows, cosines, bias = [rows[place] for place in there], cosines[there], bias[there]
         scores = []
-        if encoded is not None and rerank not in (NONE, *self.scorers):
+        if encoded is not None and rerank not in ("none", *self.scorers):
             scores.append(self._reranked(text, rows))
-        elif encoded is not None and rerank != NONE:
+        elif encoded is not None and rerank != "none":
             videos = VideoFeatures.cat([features[name][row.key][0] for row in rows])
             scores.append(scorer.score(encoded, videos)[0])
         elif encoded is not None:
@@ -256,12 +242,12 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
             spans = [_frames(features[self.first][row.key][0])[0] for row in rows]
             alike = [[(mine @ frames.T).amax(1).mean() for mine in like.segments] for frames in spans]
             scores.append(torch.tensor(alike).amax(1))
-        total = torch.stack(scores).mean(0) + (0.0 if bias is None else bias)
+        total = torch.stack(scores).mean(0) + bias
         places: dict[str, list[int]] = {}
         for place in total.sort(descending=True, stable=True).indices.tolist():
             places.setdefault(rows[place].video.id, []).append(place)
         seen = unit(encoded.sentence) if encoded is not None else torch.cat(like.segments if like else [])
-        best_videos = list(itertools.islice(places.values(), top))
+        best_videos = list(itertools.islice(places.values(), query.top))
         shown = self._features([rows[place].key for of_video in best_videos for place in of_video], name)
         results: list[Result] = []
         for of_video in best_videos:
@@ -278,7 +264,7 @@ class Searcher(contextlib.AbstractContextManager["Searcher"]):
                     **vars(video) | {"path": str(video.path)},
                     score=float(total[place]),
                     cosine=float(cosines[place]),
-                    bias=None if bias is None else float(bias[place]),
+                    bias=float(bias[place]) if query.normalize == "sinkhorn" else None,
                     best=[best, *(each for each in best_moments(moments) if each != best)][:BEST_MOMENTS],
                     moments=moments,
                     start=best.time,

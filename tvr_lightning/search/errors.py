@@ -15,9 +15,5 @@ class UnknownVideoError(SearchError):
     """The index does not contain the video."""
 
 
-class BusyError(SearchError):
-    """Another process is writing the index or has locked its file."""
-
-
 class UnreadableError(SearchError):
     """The files of the index cannot be read or written. The message names them, so it is not for clients."""

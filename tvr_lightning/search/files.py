@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 
 from tvr_lightning.files import write_whole
@@ -33,18 +34,10 @@ class VideoFile:
         """Sixteen hexadecimal digits that represent the path; clients use them instead of it."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
-    @property
-    def key(self) -> int:
-        """A positive 63-bit number that represents this state of the file."""
-        return _number(os.fsencode(self.path) + f"|{self.size}|{self.modified}".encode())
-
     def span_key(self, place: int) -> int:
         """Return a positive 63-bit number that represents a segment of this state of the file."""
-        return _number(f"{self.key}|{place}".encode())
-
-
-def _number(content: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+        content = os.fsencode(self.path) + f"|{self.size}|{self.modified}|{place}".encode()
+        return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def within(path: Path, roots: Set[Path]) -> bool:
@@ -82,25 +75,20 @@ def find_videos(roots: Sequence[Path]) -> tuple[list[VideoFile], list[str], set[
         problems.append(f"{error.filename}: {error.strerror}")
         unread.add(Path(error.filename))
 
-    def add(path: Path) -> None:
+    paths = list(filter(Path.is_file, roots))
+    for root in filterfalse(Path.is_file, roots):
+        for folder, _, names in os.walk(root, onerror=cannot_read):
+            paths += [Path(folder, name) for name in names if Path(name).suffix.lower() in VIDEO_SUFFIXES]
+    for path in paths:
         resolved = Path(os.path.realpath(path))
-        if not within(resolved, set(roots)):
-            problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
-            return
         try:
-            state = path.stat()
-            files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
+            if within(resolved, set(roots)):
+                state = path.stat()
+                files[resolved] = VideoFile(resolved, state.st_size, state.st_mtime_ns)
+            else:
+                problems.append(f"{path}: a symbolic link to a file outside the indexed folders")
         except OSError as error:
             cannot_read(error)
-
-    for root in roots:
-        if root.is_file():
-            add(root)
-            continue
-        for folder, _, names in os.walk(root, onerror=cannot_read):
-            for name in names:
-                if Path(name).suffix.lower() in VIDEO_SUFFIXES:
-                    add(Path(folder) / name)
     return [files[path] for path in sorted(files)], problems, unread
 
 
@@ -114,10 +102,10 @@ class NamedPaths:
     @classmethod
     def load(cls, identity: str) -> NamedPaths:
         """Return the named paths, none for an index from another user or machine."""
-        file = _state_file(identity)
         try:
-            return cls() if file is None else cls(**json.loads(file.read_text(encoding="utf-8")))
-        except OSError:
+            file = _state_file(identity)
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, RuntimeError):
             return cls()
         except (ValueError, TypeError) as error:
             raise UnreadableError(
@@ -126,23 +114,16 @@ class NamedPaths:
 
     def save(self, identity: str) -> list[str]:
         """Remember what the user named; return why that is impossible, if it is."""
-        file = _state_file(identity)
         try:
-            if file is None:
-                raise OSError("no home directory")
+            file = _state_file(identity)
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_whole(file, json.dumps(asdict(self), indent=1).encode())
-        except OSError as error:
-            reason = error.strerror or str(error)
-            return [f"{file or '~'}: {reason}. The named folders are not remembered, so tvr serve will need --videos."]
+        except (OSError, RuntimeError) as error:
+            return [f"{error}. The named folders are not remembered, so tvr serve will need --videos."]
         return []
 
 
-def _state_file(identity: str) -> Path | None:
-    if not re.fullmatch(r"[0-9a-f]{32}", identity):
-        return None
-    try:
-        state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
-    except RuntimeError:  # there is no home directory
-        return None
-    return state / "tvr_lightning" / "indexes" / f"{identity}.json"
+def _state_file(identity: str) -> Path:
+    """Return the file of an index, whose identity may come from another user."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "tvr_lightning" / "indexes" / (re.sub(r"\W", "", identity) + ".json")

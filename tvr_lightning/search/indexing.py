@@ -3,9 +3,10 @@
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +29,8 @@ from tvr_lightning.search.segments import SegmentClips, Segments, read_segments,
 from tvr_lightning.search.table import IndexTable, State, VideoRow, encoded_path, feature_bytes
 
 T = TypeVar("T")
-Rows = list[dict[str, Any]]
-"""Rows of the table for one video."""
+Rows = list[dict[str, Any]]  # of the table
+Encode = Callable[[Sequence[list[VideoFile]], Progress], Iterator[list[Rows]]]
 REMOVED_WITHOUT_PRUNE = 0.05
 """Maximum share of an index that is removed without `prune`; a single video always is."""
 ROWS_PER_COMMIT = 1024
@@ -97,7 +98,7 @@ def index(
     described = None if captions is None else read_captions(Path(captions))  # before hours of indexing
     given = resolve_roots(videos) if videos else []
     table = IndexTable(out, create=True)
-    named, roots = NamedPaths.load(table.identity), table.roots
+    named, roots = NamedPaths.load(str(table.fact("identity"))), table.roots
     if not given and (strange := [str(root) for root in roots if str(root) not in named.videos]):
         raise SearchError(
             f"{out} lists {', '.join(strange)}, which you have not named here. To index them, run tvr index "
@@ -118,9 +119,15 @@ def index(
     if bank is not None:
         table.set_fact("bank", [line for line in bank if line.strip()])
     encoder = VideoEncoder(models, rule, batch_size)
-    report = _Run(table, encoder, workers, actors, address, device).update(walked, progress, prune)
+
+    def encode(groups: Sequence[list[VideoFile]], bar: Progress) -> Iterator[list[Rows]]:
+        if actors is None:
+            return encoder.encode_all(groups, workers, bar)
+        return map_in_ray(lambda: encoder, groups, actors, address, device, progress=False)
+
+    report = _update(table, encoder, encode, walked, progress, prune)
     report.problems += _join_captions(table, described, named)
-    report.problems += named.save(table.identity)
+    report.problems += named.save(str(table.fact("identity")))
     report.captioned = table.captioned()
     return report
 
@@ -168,33 +175,32 @@ class VideoEncoder:
 
     def read(self, file: VideoFile) -> SegmentClips | str | None:
         """Read a video as one segment. Return the reason if it cannot be read, and None for a longer video."""
-        try:
-            if self.rule.kind != "none" and probe(file.path).duration > self.rule.length:
-                return None
-            segment = read_whole(file.path, self.models)
-            _require_unchanged(file)
-        except (MediaError, OSError) as error:
-            return _reason(file, error)
-        return segment
+        return _attempt(file, lambda: None if self.rule.cuts(file.path) else read_whole(file.path, self.models))
 
     def encode(
         self, group: Sequence[tuple[VideoFile, SegmentClips | str | None]], progress: Progress | None = None
     ) -> list[Rows]:
         """Return the rows of each video that `read` has read. Longer videos are read here."""
         whole = [(file, 0, read) for file, read in group if isinstance(read, SegmentClips)]
-        encoded = iter(self._rows(whole))
+        encoded = iter(self._rows(whole) if whole else [])
         rows: list[Rows] = []
         for file, read in group:
             if isinstance(read, SegmentClips):
                 rows.append([next(encoded) | {"duration": read.end}])
             else:
-                rows.append(self._long(file, progress) if read is None else [_row(file, 0) | {"reason": read}])
+                found: Rows | str = _attempt(file, partial(self._long, file, progress)) if read is None else read
+                rows.append([_row(file, 0) | {"reason": found}] if isinstance(found, str) else found)
         return rows
+
+    def encode_all(self, groups: Sequence[list[VideoFile]], workers: int, progress: Progress) -> Iterator[list[Rows]]:
+        """Yield the rows of each video of each group while threads read the next group."""
+        with ThreadPoolExecutor(workers) as pool:
+            read = ([*zip(group, pool.map(self.read, group), strict=True)] for group in groups)
+            for group in read_ahead(read):
+                yield self.encode(group, progress)
 
     def _rows(self, block: Sequence[tuple[VideoFile, int, SegmentClips]]) -> Rows:
         """Encode segments, each given with its video and number."""
-        if not block:
-            return []
         features = {
             name: model.encode_videos(Media.cat([segment.clips[name].media for *_, segment in block]))
             for name, model in self.models.items()
@@ -222,9 +228,6 @@ class VideoEncoder:
                 rows += self._rows([(file, place, segment) for place, segment in block])
                 if progress and bar is not None:
                     progress.update(bar, total=round(duration), completed=round(min(block[-1][1].end, duration)))
-            _require_unchanged(file)
-        except (MediaError, OSError) as error:
-            return [_row(file, 0) | {"reason": _reason(file, error)}]
         finally:
             if progress and bar is not None:
                 progress.remove_task(bar)
@@ -236,126 +239,96 @@ def _row(file: VideoFile, place: int) -> dict[str, Any]:
     return {"id": file.id, "place": place, "key": file.span_key(place), **state}
 
 
-@dataclass
-class _Run:
-    """One indexing run over files and folders."""
+def _update(
+    table: IndexTable, encoder: VideoEncoder, encode: Encode, roots: Sequence[Path], shown: bool, prune: bool
+) -> IndexReport:
+    """Write the new and changed videos of files and folders, and remove missing ones."""
+    states = table.states()
+    files, problems, unread = find_videos(roots)
+    if not files and not states:
+        raise SearchError("; ".join([f"no videos in {', '.join(map(str, roots))}", *problems]))
+    missing, unmounted = _missing(table.address, states, set(roots), files, unread, prune)
+    if missing:
+        table.commit([], missing)
+    unchanged = {file.id for file in files if file.id in states and states[file.id][0] == file}
+    pending = [file for file in files if file.id not in unchanged]
+    kept = sum(states[video][1] for video in unchanged)
+    report = IndexReport(kept=kept, removed=len(missing), problems=problems + unmounted)
+    groups = [pending[i : i + encoder.batch_size] for i in range(0, len(pending), encoder.batch_size)]
+    rows: Rows = []
+    with progress_bar(shown) as progress:
+        task = progress.add_task("videos", total=len(files), completed=len(unchanged))
+        for group in itertools.chain(encode(groups, progress), [[]]):  # the last commits the rest
+            rows += itertools.chain.from_iterable(group)
+            report.added += sum("reason" not in video[0] for video in group)
+            enough = max(encoder.batch_size, min(ROWS_PER_COMMIT, (kept + report.added) // 256)) if group else 1
+            if len(rows) >= enough and (report.added or not table.is_new):  # a new table needs a vector
+                table.commit(rows, sorted({row["id"] for row in rows if row["id"] in states}))
+                table.optimize()
+                rows = []
+            progress.advance(task, len(group))
+    if rows:
+        reasons = "; ".join(f"{file.path}: {row['reason']}" for file, row in zip(pending[:3], rows, strict=False))
+        raise SearchError(f"no index was created, since no video could be read: {reasons}")
+    table.optimize(finish=True)
+    _calibrate(table, next(iter(encoder.models.values())))
+    report.skipped, report.total = table.skipped(), table.count()
+    return report
 
-    table: IndexTable
-    encoder: VideoEncoder
-    workers: int
-    actors: int | None  # None: this machine, without Ray
-    address: str | None
-    device: str
 
-    def update(self, roots: Sequence[Path], shown: bool, prune: bool) -> IndexReport:
-        """Write new and changed videos, and remove missing ones."""
-        states, (files, problems, unread) = self.table.states(), find_videos(roots)
-        if not files and not states:
-            raise SearchError("; ".join([f"no videos in {', '.join(map(str, roots))}", *problems]))
-        missing = self._missing(states, roots, files, problems, unread, prune)
-        if missing:
-            self.table.commit([], missing)
-        unchanged = {file.id for file in files if file.id in states and states[file.id][0] == file}
-        pending = [file for file in files if file.id not in unchanged]
-        kept = sum(states[video][2] for video in unchanged)
-        report = IndexReport(kept=kept, removed=len(missing), problems=problems)
-        groups = [pending[i : i + self.encoder.batch_size] for i in range(0, len(pending), self.encoder.batch_size)]
-        with progress_bar(shown) as progress:
-            task = progress.add_task("videos", total=len(files), completed=len(unchanged))
-            rows: Rows = []
-            for group in self._encoded(groups, progress):
-                rows += itertools.chain.from_iterable(group)
-                report.added += sum("reason" not in video[0] for video in group)
-                if len(rows) >= max(self.encoder.batch_size, min(ROWS_PER_COMMIT, (kept + report.added) // 256)):
-                    rows = self._commit(rows, states)
-                progress.advance(task, len(group))
-            if self._commit(rows, states):
-                reasons = "; ".join(
-                    f"{file.path}: {row['reason']}" for file, row in zip(pending[:3], rows, strict=False)
-                )
-                raise SearchError(f"no index was created, since no video could be read: {reasons}")
-        self.table.optimize(finish=True)
-        self._calibrate()
-        report.skipped, report.total = self.table.skipped(), self.table.count()
-        return report
+def _calibrate(table: IndexTable, model: Scorer) -> None:
+    """Set the scale of relevance if the index has changed."""
+    keys, known = table.keys(), table.fact("relevance")
+    state = [len(keys), sum(keys) % 2**53]
+    if known is not None and known["of"] == state:
+        return
+    background = model.text_vectors(model.encode_texts(BACKGROUND))
+    if scale := Scale.fit(background, (vectors for _, vectors in table.vectors())):
+        table.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
 
-    def _encoded(self, groups: Sequence[list[VideoFile]], progress: Progress) -> Iterator[list[Rows]]:
-        """Yield the rows of the videos of each group in order."""
-        if self.actors is not None:
-            encoder = self.encoder  # the table stays here
-            yield from map_in_ray(lambda: encoder, groups, self.actors, self.address, self.device, progress=False)
-            return
-        with ThreadPoolExecutor(self.workers) as pool:
-            read = ([*zip(group, pool.map(self.encoder.read, group), strict=True)] for group in groups)
-            for group in read_ahead(read):
-                yield self.encoder.encode(group, progress)
 
-    def _commit(self, rows: Rows, states: dict[str, State]) -> Rows:
-        """Commit rows of complete videos, and return those that must wait until a first video can be read."""
-        if self.table.is_new and not any("vector" in row for row in rows):
-            return rows
-        if rows:
-            self.table.commit(rows, sorted({row["id"] for row in rows if row["id"] in states}))
-            self.table.optimize()
-        return []
-
-    def _calibrate(self) -> None:
-        """Set the scale of relevance if the index has changed."""
-        keys, known = self.table.keys(), self.table.fact("relevance")
-        state = [len(keys), sum(keys) % 2**53]
-        if known is not None and known["of"] == state:
-            return
-        model = next(iter(self.encoder.models.values()))
-        background = model.text_vectors(model.encode_texts(BACKGROUND))
-        if scale := Scale.fit(background, (vectors for _, vectors in self.table.vectors())):
-            self.table.set_fact("relevance", {"of": state, **dataclasses.asdict(scale)})
-
-    def _missing(
-        self,
-        states: dict[str, State],
-        roots: Sequence[Path],
-        files: Sequence[VideoFile],
-        problems: list[str],
-        unread: set[Path],
-        prune: bool,
-    ) -> list[str]:
-        """Return the videos to remove; a folder that contains none of its videos is a problem and removes nothing."""
-        present = {file.id for file in files}
-        gone = {
-            video: path
-            for video, (_, path, _) in states.items()
-            if video not in present and within(path, set(roots)) and not within(path, unread)
-        }
-        indexed = {video for video, (_, _, read) in states.items() if read}
-        there = [file.path for file in files if prune or file.id in indexed]
-        for root in sorted(set(roots)):
-            inside = [video for video, path in gone.items() if within(path, {root})]
-            count = len(indexed.intersection(inside))
-            if count and not any(within(path, {root}) for path in there):
-                problems.append(
-                    f"{root}: contains none of its {count} indexed videos, which stay in the index. Mount its disk, "
-                    "or, if the videos moved within the folder, pass --prune"
-                )
-                gone = {video: path for video, path in gone.items() if video not in inside}
-        lost = sorted(path for video, path in gone.items() if video in indexed)
-        if len(lost) > max(1, REMOVED_WITHOUT_PRUNE * len(indexed)) and not prune:
-            raise SearchError(
-                f"{len(lost)} of the {len(indexed)} videos in {self.table.address} are missing from its folders, such "
-                f"as {lost[0]}. Restore them, or pass --prune to remove them from the index."
+def _missing(
+    address: str, states: dict[str, State], roots: set[Path], files: list[VideoFile], unread: set[Path], prune: bool
+) -> tuple[list[str], list[str]]:
+    """Return the videos to remove, and the folders that contain none of their videos as problems."""
+    present = {file.id for file in files}
+    indexed = {video for video, (_, read) in states.items() if read}
+    gone = {
+        video: file.path
+        for video, (file, _) in states.items()
+        if video not in present and within(file.path, roots) and not within(file.path, unread)
+    }
+    there = [file.path for file in files if prune or file.id in indexed]
+    problems: list[str] = []
+    for root in sorted(roots):
+        inside = {video for video, path in gone.items() if within(path, {root})}
+        count = len(indexed & inside)
+        if count and not any(within(path, {root}) for path in there):
+            problems.append(
+                f"{root}: contains none of its {count} indexed videos, which stay in the index. Mount its disk, "
+                "or, if the videos moved within the folder, pass --prune"
             )
-        return list(gone)
+            gone = {video: path for video, path in gone.items() if video not in inside}
+    lost = sorted(path for video, path in gone.items() if video in indexed)
+    if len(lost) > max(1, REMOVED_WITHOUT_PRUNE * len(indexed)) and not prune:
+        raise SearchError(
+            f"{len(lost)} of the {len(indexed)} videos in {address} are missing from its folders, such as {lost[0]}. "
+            "Restore them, or pass --prune to remove them from the index."
+        )
+    return list(gone), problems
 
 
-def _require_unchanged(file: VideoFile) -> None:
-    state = file.path.stat()
-    if (state.st_size, state.st_mtime_ns) != (file.size, file.modified):
-        raise MediaError(file.path, "it changed while it was read. Run tvr index again.")
-
-
-def _reason(file: VideoFile, error: MediaError | OSError) -> str:
-    if isinstance(error, MediaError):
+def _attempt(file: VideoFile, read: Callable[[], T]) -> T | str:
+    """Return the result of `read`, or the reason if the file cannot be read."""
+    try:
+        result = read()
+        state = file.path.stat()
+    except MediaError as error:
         return error.reason
-    return error.strerror or str(error) if file.path.is_file() else "it is missing"
+    except OSError as error:
+        return error.strerror or str(error) if file.path.is_file() else "it is missing"
+    is_same = (state.st_size, state.st_mtime_ns) == (file.size, file.modified)
+    return result if is_same else "it changed while it was read. Run tvr index again."
 
 
 def read_ahead(items: Iterator[T]) -> Iterator[T]:

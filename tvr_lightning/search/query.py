@@ -12,7 +12,6 @@ optional("pydantic", "search", "tvr search")
 from pydantic import BaseModel, Field, model_validator  # noqa: E402
 
 MAX_TEXT = 2000
-"""Maximum length of texts from clients."""
 ID = "^[0-9a-f]{16}$"
 
 

@@ -19,8 +19,7 @@ from tvr_lightning.search.results import Answer
 
 GOOD = 0.9
 """Default relevance of a good match: better than nine of ten unrelated queries."""
-MIN_SPREAD = 1e-3
-"""Minimum spread of cosines, for small indexes."""
+MIN_SPREAD = 1e-3  # of cosines
 BACKGROUND: list[str] = json.loads((resources.files("tvr_lightning.search") / "background.json").read_text("utf-8"))
 """A hundred sentences about different everyday sights."""
 

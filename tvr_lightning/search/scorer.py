@@ -21,10 +21,10 @@ from tvr_lightning.data.readers import frame_fingerprint
 from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.pretrained import weights_follow
-from tvr_lightning.evaluation.two_stage import TwoStage
 from tvr_lightning.extract.fingerprint import method_fingerprint
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
+from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, AudioTrack
 from tvr_lightning.media.preparation import FrameTransform
 from tvr_lightning.media.video import padded_clip, read_clip
@@ -33,13 +33,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.option_types import FrameSampling, check_value, schema_of
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.store import Fingerprint
-from tvr_lightning.training.checkpoints import (
-    FROZEN,
-    CheckpointError,
-    find_class,
-    read_checkpoint,
-    trusted_sections,
-)
+from tvr_lightning.training.checkpoints import FROZEN, CheckpointError, find_class, read_checkpoint, trusted_sections
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,6 @@ class Scorer:
         self.sampling: FrameSampling = data.get("sampling") or "one-fps-uniform"
         self.preparation = dataclasses.replace(self.module.encoder.preparation, antialias=data.get("antialias", True))
         self.audio = _audio_options(self.module, data)
-        self._first = TwoStage(mask_frames=True)
         options = {name: value for name, value in self.module.hparams.items() if name != "optimizer"}
         sound = None if self.audio is None else self.audio.describe()
         self.fingerprint: Fingerprint = {
@@ -119,14 +112,14 @@ class Scorer:
 
     @torch.no_grad()
     def encode_videos(self, media: Media) -> VideoFeatures:
-        """Return the features of M videos in main memory."""
+        """Return the features of M videos in main memory, frames (M, F, D)."""
         index = torch.arange(len(media))
         batch = VideoBatch(media, index, [str(i) for i in range(len(media))]).to(self.device)
         return self.module.video_features(batch).float().to("cpu")
 
     @torch.no_grad()
     def encode_texts(self, texts: list[str]) -> TextFeatures:
-        """Return the features of N texts in main memory."""
+        """Return the features of N texts in main memory, sentences (N, D) and words (N, W, D)."""
         batch = TextBatch(texts, torch.arange(len(texts)))
         return self.module.text_features(batch).float().to("cpu")
 
@@ -137,11 +130,11 @@ class Scorer:
 
     def text_vectors(self, text: TextFeatures) -> Tensor:
         """Return the (N, D) vectors of length 1 that the first stage compares."""
-        return unit(self._first.text_vectors(text))
+        return unit(text.sentence)
 
     def video_vectors(self, video: VideoFeatures) -> Tensor:
         """Return the (M, D) vectors of length 1 that the first stage compares: the means of the real frames."""
-        return unit(self._first.video_vectors(video))
+        return unit(masked_mean(video.frames, video.frame_mask))
 
     def truncated(self, text: str) -> bool:
         """Return whether a text has more tokens than the method uses."""

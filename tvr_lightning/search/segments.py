@@ -14,7 +14,7 @@ from PIL import Image
 from tvr_lightning.data.audio_alignment import clip_media
 from tvr_lightning.media.preparation import Pixels, Preparation
 from tvr_lightning.media.sampling import Declared, sample_frames
-from tvr_lightning.media.video import frames_at_rate, padded_clip
+from tvr_lightning.media.video import frames_at_rate, padded_clip, probe
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.results import SegmentKind
 from tvr_lightning.search.scorer import Clip, Scorer
@@ -50,14 +50,18 @@ class Segments:
         if self.kind == "none" and (self.length, self.overlap) != (LENGTH, 0.0):
             raise SearchError("segments: none does not cut videos. Drop segment_length and segment_overlap.")
 
+    def cuts(self, path: Path) -> bool:
+        """Return whether a video has more than one segment."""
+        return self.kind != "none" and probe(path).duration > self.length
+
 
 def hue_saturation_brightness(image: Image.Image) -> NDArray[np.int16]:
-    """Return a small copy of an RGB image in which changes are measured."""
+    """Return a copy (32, 32, 3) of an RGB image in which changes are measured."""
     return np.asarray(image.resize((_COMPARED, _COMPARED), Image.Resampling.BOX).convert("HSV"), dtype=np.int16)
 
 
 def change(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
-    """Return the mean difference of hue, saturation, and brightness, 0 to 255; hues are on a circle."""
+    """Return the mean difference, 0 to 255, of two images (H, W, 3) in HSV; hues are on a circle."""
     difference = np.abs(one - other)
     difference[..., 0] = np.minimum(difference[..., 0], 256 - difference[..., 0])
     return float(difference.mean())

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from tvr_lightning import __version__
-from tvr_lightning.errors import optional
+from tvr_lightning.errors import abbreviated, optional
 from tvr_lightning.media.container import VIDEO_SUFFIXES, MediaError
 from tvr_lightning.media.image import ImageError
 from tvr_lightning.search.engine import ExampleKind, Searcher
@@ -49,20 +49,10 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 add_type("video/x-matroska", ".mkv")  # unknown to older versions of Python
-RETRY_AFTER = {"Retry-After": "5"}
 UPLOADS = "tvr-search-"
-OLD_UPLOAD = 3600.0
-"""Seconds after which an upload must have been left by a killed server."""
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "the request cannot be served; `detail` gives the reason"},
-    401: {"description": "the token is missing or wrong"},
-    403: {"description": "the request comes from a page of another origin"},
-    404: {"description": "no such video"},
-    408: {"description": "the upload took too long"},
-    413: {"description": "the clip is too large"},
-    422: {"description": "a value is out of range, or the video cannot be decoded"},
-    429: {"description": "too many requests are in progress; retry after the time in Retry-After"},
-}
+OLD_UPLOAD = 3600.0  # seconds, after which only a killed server can have left an upload
+REFUSALS: dict[int | str, dict[str, Any]] = {status: {} for status in (400, 401, 403, 404, 408, 413, 422, 429)}
+"""Statuses of refused requests for the schema; `detail` in the answer is the reason."""
 BYTES = {"type": "string", "format": "binary"}
 Id = Annotated[str, InPath(pattern=ID, description="ID of a video in the index")]
 
@@ -86,21 +76,10 @@ class ServerOptions:
         return token or (None if is_local(self.host) else secrets.token_urlsafe(24))
 
 
-class Video(BaseModel):
-    """A video of the index; its path is relative to the indexed folder."""
-
-    id: str
-    path: str
-    duration: float
-    width: int
-    height: int
-    captions: list[str]
-
-
 class Library(BaseModel):
     """Some videos, and the number of all."""
 
-    videos: list[Video]
+    videos: list[VideoRow]
     count: int
 
 
@@ -131,7 +110,7 @@ def limited(limiter: anyio.CapacityLimiter, what: str) -> Callable[[], AsyncIter
             limiter.acquire_on_behalf_of_nowait(borrower)
         except anyio.WouldBlock as error:
             detail = f"{limiter.total_tokens:g} {what} are in progress or pending. Try again in a moment."
-            raise HTTPException(429, detail, RETRY_AFTER) from error
+            raise HTTPException(429, detail, {"Retry-After": "5"}) from error
         try:
             yield
         finally:
@@ -151,7 +130,9 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             raise HTTPException(422, detail)
 
     check = [Depends(refuse_unknown)]
-    app = FastAPI(title="tvr search", version=__version__, docs_url=None, redoc_url=None, dependencies=check)
+    app = FastAPI(
+        title="tvr search", version=__version__, docs_url=None, redoc_url=None, dependencies=check, responses=REFUSALS
+    )
     app.state.searches = anyio.CapacityLimiter(options.max_pending)
     app.state.uploads = anyio.CapacityLimiter(options.max_pending)
     decoders, table = anyio.CapacityLimiter(options.max_decoding), searcher.table
@@ -183,11 +164,10 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     handle(MediaError, 422, lambda e: f"the {'image' if isinstance(e, ImageError) else 'clip'} {e.reason}")
     handle(RequestValidationError, 422, lambda error: sentence(error.errors(), 1))
 
-    def facts(row: VideoRow) -> Video:
-        path = relative(row.path, table.roots)
-        return Video(**vars(row) | {"path": path})
+    def shown(row: VideoRow) -> VideoRow:
+        return replace(row, path=Path(relative(row.path, table.roots)))
 
-    @app.get("/api/search", responses=REFUSALS, dependencies=[Depends(limited(app.state.searches, "searches"))])
+    @app.get("/api/search", dependencies=[Depends(limited(app.state.searches, "searches"))])
     def search(query: Annotated[SearchQuery, Query()]) -> Answer:
         """Find videos by text, by an example, or by both."""
         answer, roots = searcher.search(query), table.roots
@@ -196,7 +176,6 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
 
     @app.post(
         "/api/examples",
-        responses=REFUSALS,
         dependencies=[Depends(limited(app.state.uploads, "uploads"))],
         openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BYTES}}}},
     )
@@ -213,7 +192,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             example = await anyio.to_thread.run_sync(searcher.add_example, path, kind, name, limiter=decoders)
         return {"id": example, "name": name}
 
-    @app.get("/api/videos", responses=REFUSALS)
+    @app.get("/api/videos")
     def library(
         folder: Annotated[str | None, Query(max_length=MAX_TEXT, description="folder inside an indexed one")] = None,
         top: Annotated[int, Query(ge=1, le=100, description="number of videos")] = 24,
@@ -221,14 +200,14 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
     ) -> Library:
         """List videos, the newest first."""
         rows, count = table.listed(folder, top, after)
-        return Library(videos=[facts(row) for row in rows], count=count)
+        return Library(videos=[shown(row) for row in rows], count=count)
 
-    @app.get("/api/videos/{video}/about", responses=REFUSALS)
-    def about(video: Id) -> Video:
+    @app.get("/api/videos/{video}/about")
+    def about(video: Id) -> VideoRow:
         """Return facts about a video and its captions."""
-        return facts(table.video(video))
+        return shown(table.video(video))
 
-    @app.get("/api/videos/{video}/file", responses=REFUSALS, response_class=FileResponse)
+    @app.get("/api/videos/{video}/file", response_class=FileResponse)
     def file(video: Id) -> Response:
         """Return the video itself, or a range of its bytes."""
         path = Path(os.path.realpath(table.video(video).path))
@@ -238,7 +217,7 @@ def create_app(searcher: Searcher, options: ServerOptions, token: str | None = N
             raise SearchError(f"{path.name} cannot be read. Run tvr index again.")
         return FileResponse(path, media_type=guess_type(path.name)[0] or "application/octet-stream")
 
-    @app.get("/api/videos/{video}/image", responses=REFUSALS, response_class=Response)
+    @app.get("/api/videos/{video}/image", response_class=Response)
     def thumbnail(video: Id, time: Annotated[float, Query(ge=0, le=1e7, description="seconds")] = 0.0) -> Response:
         """Return the indexed frame nearest to a time as JPEG."""
         return Response(table.thumbnail(video, time), media_type="image/jpeg")
@@ -270,9 +249,8 @@ def serve(searcher: Searcher, options: ServerOptions) -> None:
     token = options.required_token()
     served = _served_folders(searcher, options)
     if kept := [str(root) for root in searcher.table.roots if not within(root, served)]:
-        named = printable(kept[0]) + (f" and {len(kept) - 1} further paths" if len(kept) > 1 else "")
-        detail = "which only the index names. To serve them, add --videos FOLDER."
-        print(f"Not served: the videos in {named}, {detail}", file=sys.stderr)
+        named = f"{printable(abbreviated(kept, 1))}, which only the index names"
+        print(f"Not served: the videos in {named}. To serve them, add --videos FOLDER.", file=sys.stderr)
     config = uvicorn.Config(
         create_app(searcher, options, token), log_level="warning", timeout_graceful_shutdown=10, server_header=False
     )
@@ -350,5 +328,5 @@ async def _save_upload(request: Request, path: Path, options: ServerOptions) -> 
 
 def _served_folders(searcher: Searcher, options: ServerOptions) -> set[Path]:
     """Return the files and folders whose videos may be served; those that only the index names do not count."""
-    named = options.videos or NamedPaths.load(searcher.table.identity).videos
+    named = options.videos or NamedPaths.load(str(searcher.table.fact("identity"))).videos
     return {Path(os.path.realpath(path)) for path in named}

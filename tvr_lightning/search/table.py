@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 from os import fsdecode, fsencode
@@ -19,13 +19,14 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from tvr_lightning.errors import optional
 from tvr_lightning.features import VideoFeatures
-from tvr_lightning.search.errors import BusyError, SearchError, UnknownVideoError, UnreadableError
+from tvr_lightning.search.errors import SearchError, UnknownVideoError, UnreadableError
 from tvr_lightning.search.files import VideoFile
 
 TABLE = "videos"
@@ -47,17 +48,18 @@ _REASONS = {
     "onnection refused|error trying to connect|dns error": "the server does not answer",
 }
 """Explanations of LanceDB's errors, by regular expression."""
+_KEY = "lance-schema:unenforced-primary-key"
 _CONFLICT = "concurrent transaction"
-_CUT = "failed to fill whole buffer"
-"""LanceDB's error for a file whose end is missing."""
+_CUT = "failed to fill whole buffer"  # the end of a file is missing
 _VIDEO = ["id", "path", "duration", "width", "height", "captions"]
-_SPAN = ["key", "start", "end", *_VIDEO]
+_SPAN = ["key", "start", "end", "vector", *_VIDEO]
+_OLDER = "{} was built by an older version. Build it again with tvr index in a new folder."
 _READ = "place = 0 AND reason IS NULL"
 """Condition on the first row of each video that could be read; other videos have one row with the reason."""
 
 
-State = tuple[VideoFile | None, Path, bool]
-"""A file when it was indexed, None if there are segments of two states, its path, and whether it could be read."""
+State = tuple[VideoFile, bool]
+"""A file when it was indexed (size -1: segments of two states), and whether it could be read."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class SpanRow:
     start: float
     end: float
     video: VideoRow
-    vector: Tensor = field(default_factory=lambda: torch.zeros(0), compare=False)
+    vector: Tensor = field(compare=False)
 
 
 def encoded_path(path: Path) -> str:
@@ -92,12 +94,8 @@ def _decoded_path(text: str) -> Path:
     return Path(fsdecode(unquote_to_bytes(text)))
 
 
-def _texts(values: Sequence[str]) -> str:
-    return ", ".join(f"'{value}'" for value in values)
-
-
 def feature_bytes(features: VideoFeatures, times: Tensor) -> bytes:
-    """Return the features of one segment (M = 1) and the times of its frames as one value of the table."""
+    """Return a segment's features, frames (1, F, D) and so on, and times (F,) in seconds as one value."""
     tensors = {name: x.contiguous() for name, x in vars(features.to("cpu")).items() if x is not None}
     return save({**tensors, "times": times})
 
@@ -119,49 +117,33 @@ class IndexTable:
         self._joined, self._left = float("-inf"), 0  # when files were joined, and how many stayed small
         self._lancedb = optional("lancedb", "search", "the index")
         with self._explained():
-            if "://" in self.address or self._has_files(create):
-                self._open(self._connect())
+            folder = None if "://" in self.address else Path(self.address)
+            names = sorted(path.name for path in folder.iterdir()) if folder and folder.is_dir() else []
+            if folder is None or f"{TABLE}.lance" in names:
+                self._open()
+            elif "catalog.sqlite" in names:
+                raise SearchError(_OLDER.format(folder))
+            elif names and create:
+                raise SearchError(
+                    f"{folder} contains files that are not part of an index ({', '.join(names[:3])}). Choose a new or "
+                    "empty folder with --out."
+                )
             if create and self._table is not None:
                 self._require_whole()
         if self._table is None and not create:
-            raise self._none()
-        self._videos = lru_cache(1)(self._read_videos)
-
-    def _none(self) -> SearchError:
-        return SearchError(
-            f"{self.address} contains no index. Create one with tvr index VIDEOS... --out {self.address}"
-        )
-
-    def _has_files(self, create: bool) -> bool:
-        """Return whether the folder contains a table, and refuse other files."""
-        folder = Path(self.address)
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        if f"{TABLE}.lance" in names:
-            return True
-        if "catalog.sqlite" in names:
-            raise self._older()
-        if not create:
-            raise self._none()
-        if names:
             raise SearchError(
-                f"{folder} contains files that are not part of an index ({', '.join(names[:3])}). Choose a new or "
-                "empty folder with --out."
+                f"{self.address} contains no index. Create one with tvr index VIDEOS... --out {self.address}"
             )
-        return False
+        self._videos = lru_cache(1)(self._read_videos)
 
     def _connect(self) -> Any:
         """Connect, which creates a missing folder. Remote tables are checked for changes every two seconds."""
         fresh = timedelta(seconds=2 if "://" in self.address else 0)
         return self._lancedb.connect(self.address, read_consistency_interval=fresh)
 
-    def _older(self) -> SearchError:
-        return SearchError(
-            f"{self.address} was built by an older version. Build it again with tvr index in a new folder."
-        )
-
-    def _open(self, connection: Any) -> None:
+    def _open(self) -> None:
         try:
-            table = connection.open_table(TABLE)
+            table = self._connect().open_table(TABLE)
         except ValueError as error:
             # There may be files: the process that created it was killed before the first version was written.
             if "was not found" in str(error):
@@ -173,7 +155,7 @@ class IndexTable:
                 f"{self.address} contains a table of another program. Choose another folder or address for the index."
             )
         if facts["version"] != VERSION:
-            raise self._older()
+            raise SearchError(_OLDER.format(self.address))
         wanted = _schema([fact["name"] for fact in facts["scorers"]], 1, {}).names
         if missing := set(wanted).difference(table.schema.names):
             raise UnreadableError(
@@ -187,12 +169,12 @@ class IndexTable:
         """Explain LanceDB's errors in one line."""
         try:
             yield
-        except SearchError:
-            raise
         except (RuntimeError, OSError, ValueError) as error:
+            if isinstance(error, SearchError):
+                raise
             text = " ".join(str(error).split())
             if _CONFLICT in text:
-                raise BusyError(
+                raise SearchError(
                     f"{self.address} was changed by another process at the same time. Try again."
                 ) from error
             reason = next((words for pattern, words in _REASONS.items() if re.search(pattern, text)), text[:300])
@@ -209,8 +191,6 @@ class IndexTable:
         """Release the files of the table."""
         self._table = None
 
-    # Settings
-
     def fact(self, name: str) -> Any:
         """Return a named value, or None if it was not set."""
         return (self._facts if self._table is None else _facts_of(self._table)).get(name)
@@ -226,11 +206,6 @@ class IndexTable:
                 self._table.update_field_metadata({"path": "id", "metadata": {f"tvr:{name}": json.dumps(value)}})
 
     @property
-    def identity(self) -> str:
-        """Random identity of the index, under which the state of the user is stored."""
-        return str(self.fact("identity"))
-
-    @property
     def roots(self) -> list[Path]:
         """Files and folders that the index covers."""
         return [Path(root) for root in self.fact("roots") or []]
@@ -241,8 +216,6 @@ class IndexTable:
             self._table.checkout_latest()
             return int(self._table.version)
 
-    # Changes
-
     def commit(self, rows: Sequence[dict[str, Any]], gone: Sequence[str] = ()) -> None:
         """Add the rows of whole videos, and remove other rows of the videos in `gone`, in one commit.
 
@@ -250,8 +223,6 @@ class IndexTable:
         """
         with self._explained():
             if self._table is None:
-                if not any("vector" in row for row in rows):
-                    raise ValueError("a new index needs a video that could be read")
                 width = next(len(row["vector"]) for row in rows if "vector" in row)
                 schema = _schema([fact["name"] for fact in self._facts["scorers"]], width, self._facts)
                 connection, ours = self._connect(), self._facts
@@ -265,26 +236,24 @@ class IndexTable:
                 except ValueError as error:
                     if "already exists" not in str(error):
                         raise
-                self._open(connection)
+                self._open()
                 if any(self.fact(name) != ours[name] for name in ("scorers", "segments")):
                     raise SearchError(f"{self.address} was just created by another process with other options.")
             table: Any = self._table
-            if not rows:
-                table.delete(f"id IN ({_texts(gone)})")
-                self._require_whole()
-                return
+            others = f"id IN ({', '.join(map(repr, gone))})"
             merge = table.merge_insert(["id", "place"]).when_matched_update_all().when_not_matched_insert_all()
             if gone:
-                merge = merge.when_not_matched_by_source_delete(f"id IN ({_texts(gone)})")
-            merge.execute(_table_of(rows, table.schema), on_bad_vectors="null")
+                merge = merge.when_not_matched_by_source_delete(others)
+            if rows:
+                merge.execute(_table_of(rows, table.schema), on_bad_vectors="null")
+            else:
+                table.delete(others)
             self._require_whole()
 
     def _require_whole(self) -> None:
-        """Restore the last complete version if the newest is not, since LanceDB may not notice a truncated file.
+        """Restore the last complete version if the newest is not, and raise its RuntimeError.
 
-        Raises:
-            RuntimeError: The newest is incomplete. LanceDB 0.40 commits a file if only its last write fails on a full
-                disk.
+        LanceDB 0.40 commits a file if only its last write fails on a full disk.
         """
         failure = self._failure()
         if failure is None:
@@ -320,6 +289,8 @@ class IndexTable:
         Vectors are indexed by partitions (IVF_FLAT). A graph (HNSW) takes hundreds of times longer, and quantized
         vectors lose results that the second stage needs.
         """
+        from lancedb import index
+
         with self._explained():
             names = {each.columns[0]: each.name for each in self._table.list_indices()}
             late = max((self._table.index_stats(name).num_unindexed_rows for name in names.values()), default=0)
@@ -332,7 +303,10 @@ class IndexTable:
                     time.sleep(wait)
                     self._join()  # only drops the versions before
                 if create:  # last, or LanceDB would split the index again
-                    self._create_indices(-(-rows // ROWS_PER_PARTITION))
+                    for name in ("id", "key", "path"):
+                        self._table.create_index(name, config=index.BTree())
+                    partitions = index.IvfFlat(distance_type="cosine", num_partitions=-(-rows // ROWS_PER_PARTITION))
+                    self._table.create_index("vector", config=partitions)
             except RuntimeError as error:
                 if _CONFLICT not in str(error):  # another process is writing, and will do it
                     raise
@@ -345,15 +319,6 @@ class IndexTable:
         self._require_whole()
         self._table.optimize(cleanup_older_than=KEPT)  # the joined files are whole, so drop the old versions
         self._joined, self._left = time.monotonic(), self._small_files()
-
-    def _create_indices(self, partitions: int) -> None:
-        from lancedb.index import BTree, IvfFlat
-
-        for name in ("id", "key", "path"):
-            self._table.create_index(name, config=BTree())
-        self._table.create_index("vector", config=IvfFlat(distance_type="cosine", num_partitions=partitions))
-
-    # Reading
 
     def _scan(self, columns: list[str], where: str | None = None) -> pa.Table:
         with self._explained():
@@ -391,8 +356,8 @@ class IndexTable:
 
     def spans(self, video: str) -> list[SpanRow]:
         """Return the segments of a video in the order of time."""
-        rows = self._scan([*_SPAN, "place"], f"reason IS NULL AND id = '{video}'").to_pylist()
-        return [_span(row) for row in sorted(rows, key=lambda row: row["place"])]
+        found = self._scan([*_SPAN, "place"], f"reason IS NULL AND id = '{video}'")
+        return _spans(found.sort_by("place"))
 
     def nearest(
         self, query: Tensor, count: int, folder: str | None = None, without: str | None = None
@@ -401,11 +366,8 @@ class IndexTable:
         conditions = [*self._inside(folder), *([f"id != '{without}'"] if without else [])]
         with self._explained():
             search = self._table.search(query.numpy()).distance_type("cosine").limit(count)
-            search = search.select([*_SPAN, "vector", "_distance"]).nprobes(MOST_COMPARED // ROWS_PER_PARTITION)
-            found = (search.where(" AND ".join(conditions)) if conditions else search).to_arrow()
-        vectors = _tensor(found["vector"])
-        rows = found.drop_columns(["vector"]).to_pylist()
-        return [_span(row, vector) for row, vector in zip(rows, vectors, strict=True)]
+            search = search.select([*_SPAN, "_distance"]).nprobes(MOST_COMPARED // ROWS_PER_PARTITION)
+            return _spans((search.where(" AND ".join(conditions)) if conditions else search).to_arrow())
 
     def listed(self, folder: str | None, limit: int, after: int) -> tuple[list[VideoRow], int]:
         """Return `limit` videos of a folder, newest first, after skipping `after`, and the number of all its videos."""
@@ -437,10 +399,9 @@ class IndexTable:
             for id, path, size, modified, reason in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
                 known = states.get(id)
                 if known is None:
-                    file = VideoFile(_decoded_path(path), size, modified)
-                    states[id] = (file, file.path, reason is None)
-                elif known[0] and (known[0].size, known[0].modified) != (size, modified):
-                    states[id] = (None, known[1], known[2])
+                    states[id] = (VideoFile(_decoded_path(path), size, modified), reason is None)
+                elif (known[0].size, known[0].modified) != (size, modified):
+                    states[id] = (replace(known[0], size=-1), known[1])
         return states
 
     def skipped(self) -> list[str]:
@@ -487,32 +448,20 @@ def _facts_of(table: Any) -> dict[str, Any]:
 
 
 def _schema(scorers: Sequence[str], width: int, facts: dict[str, Any]) -> pa.Schema:
-    def of_the_key(position: int) -> dict[str, str]:
-        name = "lance-schema:unenforced-primary-key"
-        return {name: "true", f"{name}:position": str(position)}
-
+    of_id, of_place = ({_KEY: "true", f"{_KEY}:position": position} for position in "12")
     settings = {f"tvr:{name}": json.dumps(value) for name, value in facts.items()}
-    return pa.schema(
-        [
-            pa.field("id", pa.string(), nullable=False, metadata=of_the_key(1) | settings),
-            pa.field("place", pa.int32(), nullable=False, metadata=of_the_key(2)),
-            pa.field("key", pa.int64()),
-            pa.field("path", pa.string()),
-            pa.field("modified", pa.int64()),
-            pa.field("bytes", pa.int64()),
-            pa.field("duration", pa.float64()),
-            pa.field("width", pa.int32()),
-            pa.field("height", pa.int32()),
-            pa.field("start", pa.float64()),
-            pa.field("end", pa.float64()),
-            pa.field("vector", pa.list_(pa.float32(), width)),
-            pa.field("times", pa.list_(pa.float64())),
-            pa.field("thumbnails", pa.list_(pa.binary())),
-            pa.field("captions", pa.list_(pa.string())),
-            pa.field("reason", pa.string()),
-            *(pa.field(f"features-{scorer}", pa.binary()) for scorer in scorers),
-        ]
-    )
+    columns: dict[str, Any] = dict.fromkeys(["key", "modified", "bytes"], pa.int64())
+    columns |= dict.fromkeys(["width", "height"], pa.int32())
+    columns |= dict.fromkeys(["duration", "start", "end"], pa.float64())
+    columns |= dict.fromkeys(["path", "reason"], pa.string())
+    columns |= {"vector": pa.list_(pa.float32(), width), "times": pa.list_(pa.float64())}
+    columns |= {"captions": pa.list_(pa.string()), "thumbnails": pa.list_(pa.binary())}
+    columns |= dict.fromkeys([f"features-{scorer}" for scorer in scorers], pa.binary())
+    key = [
+        pa.field("id", pa.string(), nullable=False, metadata=of_id | settings),
+        pa.field("place", pa.int32(), nullable=False, metadata=of_place),
+    ]
+    return pa.schema([*key, *columns.items()])
 
 
 def _table_of(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -521,11 +470,9 @@ def _table_of(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _tensor(column: pa.Array | pa.ChunkedArray) -> Tensor:
-    """Return a column of vectors as (M, D) float32."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    flat = column.flatten().to_numpy(zero_copy_only=False)
-    return torch.from_numpy(flat.copy()).reshape(len(column), column.type.list_size)
+    """Return a column of M vectors as (M, D) float32."""
+    flat = pc.list_flatten(column).to_numpy()
+    return torch.from_numpy(flat.copy()).reshape(-1, column.type.list_size)
 
 
 def _video(row: dict[str, Any]) -> VideoRow:
@@ -533,6 +480,9 @@ def _video(row: dict[str, Any]) -> VideoRow:
     return VideoRow(**values | {"path": _decoded_path(row["path"]), "captions": row["captions"] or []})
 
 
-def _span(row: dict[str, Any], vector: Tensor | None = None) -> SpanRow:
-    span = SpanRow(row["key"], row["start"], row["end"], _video(row))
-    return span if vector is None else SpanRow(span.key, span.start, span.end, span.video, vector)
+def _spans(found: pa.Table) -> list[SpanRow]:
+    rows = found.drop_columns(["vector"]).to_pylist()
+    return [
+        SpanRow(row["key"], row["start"], row["end"], _video(row), vector)
+        for row, vector in zip(rows, _tensor(found["vector"]), strict=True)
+    ]
