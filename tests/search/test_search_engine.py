@@ -13,7 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from search_parts import find, find_file, save_checkpoint, write_clip
+from search_parts import LOCAL, find, find_file, save_checkpoint, write_clip
+from starlette.testclient import TestClient
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
@@ -288,3 +289,20 @@ def test_a_reranker_of_files_ranks_only_the_candidates(small_index):
             assert result.score == pytest.approx(by_duration("a red square", Path(result.path)), abs=1e-6)
     with Searcher(small_index) as without, pytest.raises(SearchError, match="no scorer"):
         find(without, "a red square", rerank=name)
+
+
+def test_the_server_ranks_by_the_reranker_of_its_command(small_index, gallery, monkeypatch):
+    name, answers = f"{by_duration.__module__}.by_duration", []
+
+    def run(server, sockets):
+        client = TestClient(server.config.app, base_url=LOCAL)
+        answers.append(client.get("/api/search", params={"query": "a red square"}).json())
+        answers.append(client.get("/api/index").json())
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    assert main(["serve", "--index", str(small_index), "--port", "0", "--rerank", name]) == 0
+    found, facts = answers
+    assert (found["rerank"], facts["scorers"]) == (name, ["clip4clip", name])
+    sizes = [(gallery / result["path"]).stat().st_size for result in found["results"]]
+    assert sizes == sorted(sizes)
+    assert len(sizes) == 8
