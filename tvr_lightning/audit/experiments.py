@@ -89,21 +89,15 @@ def audit_scores(
     score_as_released: ScoreWithCaptions | None = None,
     seed: int = 0,
 ) -> Audit:
-    """Audit a scoring function.
+    """Audit a method's `score` of N texts and M videos, (N, M), or its `score_as_released`, with the videos' captions.
 
-    Args:
-        texts: Features of N texts after the method's own layers.
-        videos: Features of M videos after the method's own layers.
-        video_of_text: Index of the video that each text describes, (N,) int64. Every video has a text.
-        score: The method's `score`, which returns (N, M) for N texts and M videos.
-        score_as_released: Scoring function of a released protocol that gives every video its own caption, instead of
-            `score`.
-        seed: Seed for the random partners and orders.
+    Features are those after the method's own layers. `video_of_text` (N,) int64 is the index of the video that each
+    text describes; every video has a text. `seed` determines the random partners and orders.
     """
     n, m = len(texts), len(videos)
     own = torch.full((m,), n).scatter_reduce(0, video_of_text, torch.arange(n), "amin")
     generator = torch.Generator().manual_seed(seed)
-    all_texts, all_videos = torch.arange(n), torch.arange(m)
+    all_videos = torch.arange(m)
     in_place: set[str] = set()
 
     @torch.no_grad()
@@ -140,7 +134,8 @@ def audit_scores(
     narrow = evaluated.clone()
     narrow[:, few] = scores(paired, few)[place]
     # With many items, blocks are larger, since thousands of blocks would take too long.
-    small, odd = (max(3, n // 8), max(2, m // 8)), (max(7, n // 5), max(5, m // 3))
+    small = (max(3, n // 8), max(2, m // 8))
+    odd = (max(7, n // 5), max(5, m // 3))
     others = {
         "other order of texts and videos": permuted,
         f"other partners, blocks of {small[0]} texts and {small[1]} videos": assembled(*small),
@@ -153,7 +148,7 @@ def audit_scores(
         helpless = assembled(max(2, n // 3), max(2, m // 3))
     else:
         shift = 1 + int(torch.randint(m - 1, (1,), generator=generator))
-        helpless = others["captions of other videos"] = scores(all_texts, all_videos, own.roll(shift))
+        helpless = others["captions of other videos"] = scores(torch.arange(n), all_videos, own.roll(shift))
     findings = [compare_scores(name, evaluated, other) for name, other in others.items()]
     findings += [Finding(f"scoring changes {name} in place", None, True) for name in sorted(in_place)]
     return Audit(findings, recall_at_1(evaluated, video_of_text), recall_at_1(helpless, video_of_text), n, m)
@@ -222,7 +217,8 @@ def normalizer_movement(
     If the normalizer needs a bank, all N texts and M videos are the bank, regardless of the queries. `video_of_text`
     (N,) is the video of each text, `own_text` (M,) the text that a released protocol gives each video.
     """
-    (texts, videos), n, m = features, len(features[0]), len(features[1])
+    texts, videos = features
+    n, m = len(texts), len(videos)
     captions = torch.bincount(video_of_text, minlength=m)
 
     def source(rows: Tensor, columns: Tensor) -> ScoreSource:

@@ -65,14 +65,9 @@ def audit_method(
 ) -> Audit:
     """Audit how a method encodes and scores texts and videos of a split, on its device and in evaluation mode.
 
-    Args:
-        method: Method to audit.
-        data: DataModule with the split.
-        videos: Maximum number of videos to draw, with up to three texts each.
-        seed: Seed for the draw, orders, and partners; by default a new one.
-        split: Split to audit.
-        before: State before an evaluation that has just ended; what the method kept from it is a finding.
-        seconds: Time after which the audit stops with a UserError.
+    At most `videos` are drawn, with up to three texts each. `seed` determines the draw, orders, and partners; by
+    default, it is new. `before` is the state before an evaluation that has just ended; what the method kept from it is
+    a finding. After `seconds`, the audit stops with a UserError.
     """
     seed = secrets.randbits(32) if seed is None else seed
     method.eval()
@@ -95,7 +90,9 @@ def audit_method(
 
 def _experiments(target: AuditTarget, findings: list[Finding], seed: int, before: State | None) -> Audit:
     """Add the results of all experiments to the findings, so that an error does not lose those before it."""
-    method, own, noise = target.method, target.own_text, encoding_noise(target.method)
+    method = target.method
+    own = target.own_text
+    noise = encoding_noise(target.method)
     n, m = len(target.texts), len(target.videos)
     if before is not None:
         findings += _changed(before, "the evaluation")
@@ -199,7 +196,8 @@ def _of_normalizer(target: AuditTarget, features: Features) -> tuple[list[Findin
         normalizer = copy.copy(normalizer)
         normalizer.reranker = None  # the rest of the audit tests only the first stage
     own = target.own_text if target.released else None
-    gamma, generator = method.score_temperature(), target.generator
+    gamma = method.score_temperature()
+    generator = target.generator
     with gathered(method, method.encoder):
         movement = normalizer_movement(
             normalizer, target.function, features, target.video_of_text, own, gamma, generator

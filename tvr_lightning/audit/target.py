@@ -53,14 +53,18 @@ class AuditTarget:
         generator: torch.Generator,
         seconds: float = math.inf,
     ) -> None:
-        self.method, self.data, self.generator = method, data, generator
+        self.method = method
+        self.data = data
+        self.generator = generator
         self.start = time.monotonic()
-        self.seconds, self.deadline = seconds, self.start + seconds
+        self.seconds = seconds
+        self.deadline = self.start + seconds
         self.precision = method.trainer.precision_plugin.forward_context
         self.released = method.protocol == "as-released"
         self.function: Any = method.score_as_released if self.released else method.score
         self.asked: list[str] = []
-        self.split, self.turn = split, int(torch.randint(2**31, (), generator=generator))
+        self.split = split
+        self.turn = int(torch.randint(2**31, (), generator=generator))
         self.decoy = data.with_other_captions(self._paired_anew)
         if world_size() == 1:  # also if this device audits while the others wait
             vars(self.decoy).update(_sharing=lambda: {"replicas": 1, "rank": 0})
@@ -92,7 +96,8 @@ class AuditTarget:
     @contextmanager
     def with_data(self, data: TextVideoDataModule) -> Iterator[None]:
         """Replace the method's DataModule with `data`, and record accesses to it."""
-        method, trainer = self.method, self.method._trainer
+        method = self.method
+        trainer = self.method._trainer
         method.trainer = RestrictedTrainer(trainer, type(method).__name__, self.asked, data)  # type: ignore[assignment]
         try:
             yield
@@ -117,7 +122,8 @@ class AuditTarget:
 
     def encode(self, texts: Tensor, videos: Tensor, batch_size: int | None = None) -> Features:
         """Encode texts (n,) and then videos (m,) as an evaluation does, in batches; return them in ascending order."""
-        method, size = self.method, batch_size or self.batch_size
+        method = self.method
+        size = batch_size or self.batch_size
         method.on_test_epoch_start()
         loaders: list[tuple[TextBatch | VideoBatch, Tensor]] = [(self.texts, texts), (self.videos, videos)]
         for loader, (items, drawn) in enumerate(loaders):
@@ -160,7 +166,8 @@ class AuditTarget:
 
     def encode_told(self) -> Features:
         """Encode all items in the order of the split, with all help: their positions in the split and their names."""
-        method, size = self.method, self.batch_size
+        method = self.method
+        size = self.batch_size
         with self.precision():
             texts = [method.text_features(self.texts[rows]) for rows in torch.arange(len(self.texts)).split(size)]
             texts = [method.compact_text(text) for text in texts] if method.compacts_texts() else texts

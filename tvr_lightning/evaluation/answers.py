@@ -50,13 +50,10 @@ class AnswerEvaluation:
 def evaluate_answers(
     given: Sequence[int], right: Sequence[int], kinds: Sequence[str], asked: int, without_video: int
 ) -> AnswerEvaluation:
-    """Compare predicted answers with the correct answers of N distinct questions.
+    """Compare predicted answers with the correct answers of N distinct questions, of which at least one was answered.
 
     Answers are numbered by frequency in training, from 0; -1 is a correct answer outside the vocabulary. `kinds` are
     the question words; the other arguments are those of `AnswerEvaluation`.
-
-    Raises:
-        UserError: No question was answered.
     """
     if not given:
         raise UserError(f"None of the {asked} questions was answered; {without_video} of them have no readable video.")

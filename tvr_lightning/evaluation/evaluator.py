@@ -162,17 +162,10 @@ class Evaluator:
         bank: Bank | None = None,
         metrics: Sequence[RankMetric] | None = None,
     ) -> Evaluation:
-        """Rank the video of every text among the videos, and the texts of every video among the texts.
+        """Rank the video of each of N texts among M videos, and the texts of every video among the texts.
 
-        Args:
-            texts: Features of N texts.
-            text_index: Index of each in the split, (N,) int64. One that occurs twice counts once.
-            videos: Features of M videos.
-            video_index: Index of each in the split, (M,) int64.
-            truth: Ground truth of the split.
-            normalizer: Score normalization, applied to each direction separately.
-            bank: Training texts and videos, for normalizers that need them.
-            metrics: Metrics of each direction; by default those of most papers.
+        `text_index` (N,) and `video_index` (M,) int64 are the indices in the split; one that occurs twice counts once.
+        The normalizer is applied to each direction separately. `metrics` are by default those of most papers.
         """
         placed_texts, placed_videos, video_of_text = self._in_scoring_order(
             IndexedFeatures(text_index.cpu(), texts), IndexedFeatures(video_index.cpu(), videos), truth
@@ -207,10 +200,9 @@ class Evaluator:
                 "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
                 "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
             }
-        text_ranks, video_ranks = _in_split(ranks[0], placed_texts.index), _in_split(ranks[1], placed_videos.index)
         evaluation = Evaluation.of(
             metrics or direction_metrics(),
-            (text_ranks, video_ranks),
+            (_in_split(ranks[0], placed_texts.index), _in_split(ranks[1], placed_videos.index)),
             truth,
             fitted or normalizer,
             warnings,
@@ -248,7 +240,8 @@ class Evaluator:
                     "The released protocol scores each video under its own caption, so all videos need the same number "
                     f"of captions. These have {int(counts.min())} to {int(counts.max())}. Use protocol: query"
                 )
-            by_video, slot = torch.argsort(video_of_text, stable=True), torch.empty_like(video_of_text)
+            by_video = torch.argsort(video_of_text, stable=True)
+            slot = torch.empty_like(video_of_text)
             slot[by_video] = torch.arange(len(by_video)) % int(counts.max())
             order = order[torch.argsort(slot[order], stable=True)]
         return texts[text_rows[order]], videos[video_rows], video_of_text[order]
@@ -257,11 +250,11 @@ class Evaluator:
         self, direction: Direction, normalizer: Normalizer, bank: Bank | None, source: PairScores, captions: Tensor
     ) -> Context:
         """Return the information for a normalizer in one direction; `captions` (M,) counts the texts of each video."""
+        of_videos = direction == "video-to-text"
         counts = captions.double().to(source.device)
         ones = torch.ones(source.queries, dtype=torch.float64, device=source.device)
-        of_videos = direction == "video-to-text"
-        query_counts, gallery_counts = (counts, ones) if of_videos else (ones, counts)
-        context = Context(direction, None, query_counts, gallery_counts, self.temperature)
+        sides = (counts, ones) if of_videos else (ones, counts)
+        context = Context(direction, None, *sides, self.temperature)
         if not normalizer.needs_bank:
             return context
         if bank is None or self.leaks:

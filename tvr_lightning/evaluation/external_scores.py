@@ -24,7 +24,8 @@ SCORE_WARNINGS = {
     "100.0": "every match is ranked first",
 }
 """Warnings about scores by the words that they start with."""
-MANY_ZEROS, MANY_TIES = 0.1, 0.05  # shares of the scores and of the queries
+MANY_ZEROS = 0.1
+MANY_TIES = 0.05  # shares of the scores and of the queries
 LEAST_VIDEOS = 100  # of test sets in which chance is far from useful
 
 
@@ -37,22 +38,12 @@ def evaluate_scores(
     bank_videos: Tensor | None = None,
     more: Sequence[RankMetric] = (),
 ) -> tuple[Evaluation, ScoreSource]:
-    """Rank a similarity matrix in both directions.
+    """Rank a similarity matrix (N, M), in the order of the split, in both directions.
 
-    Returns the evaluation and the scores (N, M) of text-to-video, or keys in the order of the normalized scores.
-
-    Args:
-        scores: Similarity matrix (N, M) in the split's order.
-        truth: Ground truth of the split.
-        normalizer: Post-processing, applied to each direction separately. A direction without the bank that it needs
-            is not normalized, which adds a warning.
-        recall: Values of K for R@K.
-        bank_texts: Scores (K, M) of training texts against the split's videos, for text-to-video.
-        bank_videos: Scores (N, K) of the split's texts against training videos, for video-to-text.
-        more: Further metrics.
-
-    Raises:
-        UserError: The normalizer needs scores that are not given, or cannot be applied to a matrix.
+    Returns the evaluation and the scores (N, M) of text-to-video, or keys in the order of the normalized scores. A
+    direction without the bank that the normalizer needs is not normalized, which adds a warning: `bank_texts` (K, M)
+    are scores of training texts against the split's videos, `bank_videos` (N, K) of its texts against training videos.
+    Raises UserError if the normalizer needs scores that are not given, or cannot be applied to a matrix.
     """
     raise_on_nan(scores, "text", "video")
     warnings: list[str] = []
@@ -84,7 +75,8 @@ def evaluate_scores(
         metrics, ranks, truth, normalizer, warnings, texts=truth.texts, videos=truth.videos, partial=bool(left_out)
     )
     if banked and normalizer and normalizer.accepts_bank:
-        evaluation.post_processing, evaluation.transductive = f"{normalizer.name} with a bank", False
+        evaluation.post_processing = f"{normalizer.name} with a bank"
+        evaluation.transductive = False
     return evaluation, keys
 
 
@@ -114,7 +106,8 @@ def _score_warnings(scores: Tensor, truth: GroundTruth, ranks: tuple[Ranks, Rank
             "transposed?: a softmax or a choice of candidates is usually over the videos of a text, but here over the "
             "texts of a video; texts belong in rows"
         )
-    found, by_chance = float(ranks[0].found_within(10).mean()), 10 / videos
+    found = float(ranks[0].found_within(10).mean())
+    by_chance = 10 / videos
     if videos >= LEAST_VIDEOS and found < by_chance + 3 * math.sqrt(by_chance / texts):  # three standard deviations
         yield f"chance: R@10 is {100 * found:.1f}, as of random scores; rows or columns are probably in another order"
     for ranked, direction in zip(ranks, ("text-to-video", "video-to-text"), strict=True):

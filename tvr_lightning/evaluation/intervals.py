@@ -40,13 +40,10 @@ class QueryValues:
         metric: str,
         columns: Iterable[str],
     ) -> "QueryValues":
-        """Return the values of a metric.
+        """Return the values of a metric, one of METRIC or accuracy.
 
-        Args:
-            ranks_of: Function that returns the ranks of one kind of query, and the video (Q,) of each query.
-            direction: Kind of query, unless the metric has its own.
-            metric: One of METRIC, or accuracy.
-            columns: Names of the run's metrics; RSum and SumR add the recalls among them.
+        `ranks_of` returns the ranks of one kind of query, and the video (Q,) of each query. `direction` is the kind,
+        unless the metric has its own. RSum and SumR add the recalls among `columns`, the names of the run's metrics.
         """
         kinds: tuple[QueryKind, ...] = (direction,)
         if metric in ("SumR", "accuracy"):
@@ -54,10 +51,12 @@ class QueryValues:
         names = [name for name in columns if name.startswith("R@")] if metric in ("RSum", "SumR") else [metric]
         ranks, videos = zip(*map(ranks_of, kinds), strict=True)
         video = torch.cat(videos)
-        start, scale = 0.0, 100.0 * len(names) * len(kinds)
+        start = 0.0
+        scale = 100.0 * len(names) * len(kinds)
         if metric in ("MnR", "MdR"):
             expected = ranks[0].expected()
-            start, scale = 1.0, max(float(expected.max()) - 1, len(video.unique()) - 1, 1.0)
+            start = 1.0
+            scale = max(float(expected.max()) - 1, len(video.unique()) - 1, 1.0)
             parts = [(expected - start) / scale]
         else:
             parts = [torch.stack([_gain(each, *name.partition("@")[::2]) for name in names]).mean(0) for each in ranks]
@@ -74,7 +73,8 @@ def _gain(ranks: Ranks, metric: str, k: str) -> Tensor:
 
 def metric_interval(seeds: Sequence[QueryValues], metric: str) -> Interval:
     """Return the 95 % interval of the mean of a metric over several seeds, whose queries are the same."""
-    first, scale = seeds[0], max(own.scale for own in seeds)
+    first = seeds[0]
+    scale = max(own.scale for own in seeds)
     values = torch.stack([own.values * (own.scale / scale) for own in seeds])
     if metric == "MdR":
         each = [median_interval(own, first.video) for own in values]

@@ -105,12 +105,9 @@ def encode_split(
 ) -> SplitFeatures:
     """Encode a whole split into main memory in float32: every item once, by index, the same on every device.
 
-    Args:
-        method: Method that encodes, on every device.
-        loaders: Loaders of the unique texts and unique videos, with equally many batches on every device.
-        compact: Keep only features that `score` uses.
-        context: Context for encoding, such as autocast.
-        skipped: Set to which files that could not be read are added.
+    The loaders are those of the unique texts and unique videos, with equally many batches on every device. With
+    `compact`, only features that `score` uses are kept. `context` is that of encoding, such as autocast. Files that
+    could not be read are added to `skipped`.
     """
     whole = Collection(skipped=set() if skipped is None else skipped)
     for loader in loaders:
@@ -171,7 +168,8 @@ def evaluate(method: Method, split: SplitFeatures, truth: GroundTruth, sanity_ch
 
     A sanity check skips the normalization, because an untrained run has empty queues and a bank is not worth encoding.
     """
-    config, released = method.evaluation_config, method.protocol == "as-released"
+    config = method.evaluation_config
+    released = method.protocol == "as-released"
     if released and not sanity_check:
         rank_zero_warn(
             "protocol: as-released scores every video under its own caption, so ground truth leaks into the ranking "
@@ -201,9 +199,8 @@ def _evaluator(method: Method, **options: Any) -> Evaluator:
 def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[Tensor, Tensor, Tensor]:
     """Find the best videos of every text, after the normalization of the recipe.
 
-    Returns:
-        Ascending indices of the N texts (N,), descending scores (N, k) float64 or keys in their order,
-        and indices of the videos (N, k).
+    Return ascending indices of the texts (N,), descending scores (N, k) float64 or keys in their order, and indices of
+    the videos (N, k).
     """
     config = method.evaluation_config
     texts, videos = (items.distinct() for items in split)
@@ -211,7 +208,8 @@ def predict(method: Method, split: SplitFeatures, truth: GroundTruth) -> tuple[T
     generator = torch.Generator().manual_seed(config.seed)
     order = torch.randperm(len(texts), generator=generator)
     texts, videos = texts[order], videos[torch.randperm(len(videos), generator=generator)]
-    normalizer, evaluator = copy.deepcopy(config.normalization), _evaluator(method, score=method.score)
+    normalizer = copy.deepcopy(config.normalization)
+    evaluator = _evaluator(method, score=method.score)
     items = named_items(truth, texts.index, videos.index)
     source = evaluator.pair_scores(texts.features, videos.features, **items)
     captions = torch.bincount(truth.video_of_text[texts.index.cpu()], minlength=truth.videos)[videos.index.cpu()]

@@ -54,15 +54,8 @@ def read_layout(file: Path, known: Split | None = None, where: str = "") -> Matr
 
     One of VIDEO_COLUMNS contains the ID of the text's video; columns of the matrices are in the order in which these
     first appear. One of TEXT_COLUMNS contains the text, and one of KEY_COLUMNS its ID. Without either, texts are
-    numbered.
-
-    Args:
-        file: Table of the texts.
-        known: Test split of a dataset that contains the texts, whose order and names the results have.
-        where: Name of that split in messages.
-
-    Raises:
-        UserError: A column or an ID is missing, unknown, or repeated.
+    numbered. With a `known` split, named `where` in messages, results are in its order. Raises UserError if a column or
+    an ID is missing, unknown, or repeated.
     """
     records = read_records(file)
     if not records:
@@ -77,7 +70,8 @@ def read_layout(file: Path, known: Split | None = None, where: str = "") -> Matr
         message = f"the column with the ID of each text's video is missing, found {found}"
         raise malformed(file, "header", message, f"name it {', '.join(VIDEO_COLUMNS[:-1])}, or {VIDEO_COLUMNS[-1]}")
     places: dict[str, int] = {}
-    texts, keys = [], {str(row): row for row in range(len(records))}
+    texts = []
+    keys = {str(row): row for row in range(len(records))}
     for row, (entry, record) in enumerate(records):
         given = record.get(video_column)
         video = "" if given is None else str(given).strip()
@@ -99,7 +93,8 @@ def _in_split(layout: MatrixLayout, entries: Sequence[str], file: Path, known: S
     stems = [name.rpartition(".")[0] for name in ids]  # some tables omit the suffix
     numbered = {stem: place for place, stem in enumerate(stems) if stem}
     numbered |= {name: place for place, name in enumerate(ids)}
-    left, single = known.texts_of_videos(), len(known.texts) == len(known.videos)
+    left = known.texts_of_videos()
+    single = len(known.texts) == len(known.videos)
     videos: dict[int, int] = {}  # place in the split by column
     chosen: list[int] = []
     for entry, record in zip(entries, layout.split.texts, strict=True):

@@ -93,10 +93,7 @@ class Normalizer(ABC):
         """Fit to the scores of Q queries against G gallery items, and return the adjustment of their blocks.
 
         The adjustment takes an (r, c) block with the slices of its rows and columns, and returns the normalized block
-        in float64, since float32 adds ties.
-
-        Raises:
-            UserError: The context has no bank, counts, parts or temperature, although they are needed.
+        in float64, since float32 adds ties. Raises UserError if something that it needs is missing in the context.
         """
 
     def measured(self, video_of_text: Tensor) -> dict[str, float]:
@@ -332,7 +329,8 @@ class HalfBank(Normalizer):
 
     @override
     def fit(self, scores: ScoreSource, context: Context) -> Adjustment:
-        half, matrix = self.halves[context.direction], complete_matrix(scores)
+        half = self.halves[context.direction]
+        matrix = complete_matrix(scores)
         first, second = (
             self.normalizer.fit(scores, replace(context, bank=MatrixSource(matrix[bank]))) for bank in (~half, half)
         )

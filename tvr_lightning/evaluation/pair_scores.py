@@ -64,7 +64,8 @@ class PairScores(ScoreSource):
         self.score = score
         self.own_texts = own_texts
         self.part = part
-        self.captions, self.files = captions, files
+        self.captions = captions
+        self.files = files
         self.text_index = torch.arange(self.queries) if text_index is None else text_index
         self.video_index = torch.arange(self.gallery) if video_index is None else video_index
         pairs = max(memory_budget_bytes // 2 // (PAIR_BYTES + BYTES_OF_A_PASS), 1)
@@ -98,7 +99,8 @@ class PairScores(ScoreSource):
     @override
     def blocks(self) -> Iterator[Block]:
         # All texts of a video block before the next one. All processes raise together after the first complete pass.
-        nan, first = 0, ""
+        nan = 0
+        first = ""
         for columns in self.video_blocks():
             videos: VideoFeatures | None = None
             for rows, slot in self.text_blocks:

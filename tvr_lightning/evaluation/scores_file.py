@@ -33,13 +33,8 @@ def read_matrix(path: Path, layout: MatrixLayout, bank: Bank | None = None) -> T
     `.npy` contains a matrix. `.npz` and `.pt` contain it alone or as `similarity`, with `video_ids` and
     `text_index` if rows and columns are not in the order of the layout. `.parquet` has the columns `text_index`,
     `video_id`, and `score`, as from `tvr predict`. `.trec`, `.run`, and `.txt` are runs of TREC. Pairs that these do
-    not list score `NOT_FOUND`.
-
-    Args:
-        path: File of the scores.
-        layout: Order of the rows and columns.
-        bank: `texts` if the rows are training texts, `videos` if the columns are training videos; their order has no
-            meaning and is kept. None for scores of the split itself.
+    not list score `NOT_FOUND`. If `bank` is `texts`, the rows are training texts; if it is `videos`, the columns are
+    training videos: their order has no meaning and is kept.
     """
     if path.suffix == ".parquet" and bank is None:
         matrix = _matrix_of_pairs(path, _read_predictions(path), layout)
@@ -195,14 +190,9 @@ def _trec_name(video: str) -> str:
 def write_trec(folder: Path, scores: Tensor, split: Split, tag: str) -> None:
     """Write the best 1,000 videos of every text to `run.trec`, and the correct video to `qrels.trec` (trec_eval).
 
-    Texts are named by their index in the split. Because spaces separate columns, white space (and %) in video IDs is
-    percent-encoded. Pairs without a score are omitted.
-
-    Args:
-        folder: Existing folder.
-        scores: Scores (N, M) of the split's texts against its videos.
-        split: The texts and videos.
-        tag: Name of the run, in which white space is replaced by a hyphen.
+    Scores are (N, M). Texts are named by their index in the split. Because spaces separate columns, white space (and %)
+    in video IDs is percent-encoded, and in the `tag`, the name of the run, replaced by a hyphen. Pairs without a score
+    are omitted.
     """
     names = [_trec_name(video.video_id) for video in split.videos]
     tag = re.sub(r"\s+", "-", tag)

@@ -72,12 +72,8 @@ def effective_queries(values: Tensor, group: Tensor | None = None, weight: Tenso
 
     This is p (1 - p) divided by the variance of the mean p over groups (Kish's design effect). Few groups that differ
     from the others, or none, do not determine this variance. So it is averaged over these groups and one more, in which
-    all values agree. For one binary value per group, the result is the number of queries.
-
-    Args:
-        values: Values (Q,) from 0 to 1, such as 1 for a correct result.
-        group: Group (Q,) of each query, such as its video; by default, each query is independent.
-        weight: Weight (Q,) of each query, 1 by default.
+    all values agree. For one binary value per group, the result is the number of queries. `values` (Q,) are from 0 to
+    1. `group` (Q,) is, for example, the video of each query; by default, queries are independent with equal `weight`.
     """
     totals, sizes = _group_sums(values, group, weight)
     share = totals.sum() / sizes.sum()
@@ -136,8 +132,8 @@ def paired_comparison(difference: Tensor, group: Tensor | None = None, *, resamp
     # The observed values count as one of the exchanges.
     kept = math.ceil(0.05 * (resamples + 1)) - 1
     low, high = float(lows.kthvalue(kept).values), float(-(-highs).kthvalue(kept).values)
-    interval, p_value = Interval(float(total / queries), low, high), (extreme + 1) / (resamples + 1)
-    return Comparison(interval, p_value, detectable_difference(difference, group))
+    interval = Interval(float(total / queries), low, high)
+    return Comparison(interval, (extreme + 1) / (resamples + 1), detectable_difference(difference, group))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -15,21 +15,13 @@ def streamed_ranks(
     adjust_texts: Adjustment | None = None,
     adjust_videos: Adjustment | None = None,
 ) -> tuple[Ranks, Ranks]:
-    """Compute the ranks of `text_to_video_ranks` and `video_to_text_ranks` in two passes over the blocks.
+    """Return the ranks of N texts by row, and of the videos that have texts by column, the same on every process.
 
-    The first pass stores each text's score with its own video and ranks the videos, whose competitors are all in one
-    column of blocks. The second pass counts the videos that score higher than or equal to the stored score. Scores are
-    bitwise identical in both passes, and a match is excluded from its own comparison, so rounding cannot make it its
-    own competitor.
-
-    Args:
-        source: Scores of N texts against M videos, (N, M), all texts of a video block in succession.
-        video_of_text: Column of each text's video, (N,) int64.
-        adjust_texts: Post-processing of text-to-video scores, applied to blocks of texts against videos.
-        adjust_videos: Post-processing of video-to-text scores, applied to blocks of videos against texts.
-
-    Returns:
-        Ranks of the N texts by row, and ranks of the videos that have texts by column; the same on every process.
+    They are those of `text_to_video_ranks` and `video_to_text_ranks`. The source (N, M) yields all texts of a video
+    block in succession; `video_of_text` (N,) int64 is the column of each text's video. The first pass stores each
+    text's score with its own video and ranks the videos, whose competitors are all in one column of blocks. The second
+    pass counts the videos that score higher than or equal to the stored score. Scores are bitwise identical in both
+    passes, and a match is excluded from its own comparison, so rounding cannot make it its own competitor.
     """
     video_of_text = video_of_text.to(source.device)
     videos, group = torch.unique(video_of_text, return_inverse=True)
@@ -53,7 +45,8 @@ def streamed_ranks(
                 best.scatter_reduce_(0, captions[:, None].expand_as(values), values, reduce="amax")
         assert best is not None
         inside = ((videos >= start) & (videos < start + best.shape[1])).nonzero().flatten()
-        scores, match = best[:, videos[inside] - start], (inside, torch.arange(len(inside), device=best.device))
+        scores = best[:, videos[inside] - start]
+        match = (inside, torch.arange(len(inside), device=best.device))
         video_counts[:, inside] = _counts(scores, scores[match], match, dim=0)
     own = source.shard.sum(own)
     for block in source.blocks():

@@ -78,7 +78,6 @@ class TwoStage(Normalizer):
                 "Two-stage retrieval needs the features of texts and videos for its first stage, but got a matrix."
             )
         direction = context.direction
-        queries, gallery = self._vectors(source, direction)
         chosen = self._found[direction] = self._candidates(source, direction)
         scored = None
         if self.reranker is not None:
@@ -89,7 +88,7 @@ class TwoStage(Normalizer):
             scored = self._reranked.of(_keys(chosen, source, direction)).to(source.device)
         elif source is not scores:
             scored = _candidate_scores(source, chosen, direction)
-        queries, gallery = unit(queries).double(), unit(gallery).double()
+        queries, gallery = (unit(vectors).double() for vectors in self._vectors(source, direction))
 
         def adjust(values: Tensor, rows: slice, columns: slice) -> Tensor:
             here = chosen[rows]
@@ -119,8 +118,8 @@ class TwoStage(Normalizer):
         for direction, chosen in self._found.items():
             own = video_of_text.to(chosen.device)
             if direction == "video-to-text":
-                videos, own = own, own.unique()
-                chosen = videos[chosen[own]]
+                chosen = own[chosen[own.unique()]]
+                own = own.unique()
             found = (chosen == own[:, None]).any(1).double()
             recalls[f"recall of the {self.candidates} candidates, {direction}"] = 100.0 * float(found.mean())
             if self._reranked is not None:
