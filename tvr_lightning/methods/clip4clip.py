@@ -106,7 +106,8 @@ class CrossEncoder(PairHead):
 
     @override
     def score(self, text: TextFeatures, video: VideoFeatures, *given: Any) -> Scores:
-        texts, (videos, length, dimension) = len(text), video.frames.shape
+        texts = len(text)
+        videos, length, dimension = video.frames.shape
         if length >= self.position_embeddings.num_embeddings:
             raise UserError(
                 f"cross encoder: a sentence and {length} frames need {length + 1} position embeddings, but there are "
@@ -130,7 +131,8 @@ def cross_encoder(encoder: Encoder, layers: int, frames: int) -> CrossEncoder:
     embeddings cover at least the encoder's context.
     """
     start = encoder.temporal_initialization(layers)
-    positions, heads = max(frames + 1, encoder.context_length), None if start is None else start.heads
+    positions = max(frames + 1, encoder.context_length)
+    heads = None if start is None else start.heads
     cross = CrossEncoder(encoder.dimension, layers, heads, positions)
     if start is not None:
         initialize(cross.position_embeddings, cross.resblocks, start)

@@ -49,7 +49,10 @@ class PairHead(nn.Module, ABC):
         side: Literal["video", "text", "both"] = "video",
     ) -> None:
         super().__init__()
-        self.dimension, self.basis, self.slots, self.extra = dimension, basis, slots, extra
+        self.dimension = dimension
+        self.basis = basis
+        self.slots = slots
+        self.extra = extra
         self.pair_dropout = dropout
         self.behind_dropout = behind_dropout
         self.side: Literal["video", "text", "both"] = side

@@ -104,7 +104,8 @@ class RegionHead(XPoolHead):
         """
         query, _ = self.prepare(text, video)
         frames = self.fused(text.sentence, video, self.trains_paired)
-        pooled, sentence = self.pooled(query, video, frames), self.normalized(text.sentence)
+        pooled = self.pooled(query, video, frames)
+        sentence = self.normalized(text.sentence)
         texts = [sentence]
         if self.radius is not None:
             own = frames.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its matching video
@@ -149,7 +150,8 @@ def score_as_released(
     """
 
     def score(query: Query, videos: CaptionedVideos) -> Scores:
-        video, sentence = videos.video, head.normalized(query.sentence)
+        video = videos.video
+        sentence = head.normalized(query.sentence)
         frames = head.fused(videos.own.sentence, video, paired=True)
         if draws is not None:
             cosines, std = head.trials(query, video, frames, draws)

@@ -111,10 +111,13 @@ class UCoFiAHead(PairHead):
     """Scores (N, M) of up to three alignments and their mean."""
 
     def __init__(self, dimension: int, words: int, frames: int, options: UCoFiAOptions) -> None:
-        patches, scores = 1 + options.patch_selection.kept, options.scores
+        patches = 1 + options.patch_selection.kept
+        scores = options.scores
         cells = words * frames * patches if "word_patch" in scores else frames
         super().__init__(dimension, extra=8 * cells, side="both")
-        self.options, self.words, self.frames = options, words, frames
+        self.options = options
+        self.words = words
+        self.frames = frames
         aggregation = options.similarity_aggregation
         if "video_sentence" in scores:
             self.sentence_matrix = nn.Parameter(torch.eye(dimension))

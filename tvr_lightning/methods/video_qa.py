@@ -183,7 +183,9 @@ class VideoQuestionAnswering(RecipeModule):
     ) -> None:
         super().__init__(optimizer)
         self.method = method(encoder)
-        self.words, self.frames, self.needs_patches = self.method.words, self.method.frames, self.method.needs_patches
+        self.words = self.method.words
+        self.frames = self.method.frames
+        self.needs_patches = self.method.needs_patches
         defaults = {"optimizer": OptimizerConfig(), "evaluation": EvaluationConfig()}
         unused = [name for name, default in defaults.items() if getattr(self.method, f"{name}_config") != default]
         unused += ["tuning"] if self.method.tuning != FineTuning() else []
@@ -359,7 +361,8 @@ class VideoQuestionAnswering(RecipeModule):
 
     def _evaluate(self, stage: str) -> None:
         index, given, _ = self._answered()
-        right, asked = self._asked_right[index], [self._asked[i] for i in index.tolist()]
+        right = self._asked_right[index]
+        asked = [self._asked[i] for i in index.tolist()]
         self.hits = answer_ranks(index, given, right), torch.tensor([each.video for each in asked], dtype=torch.int64)
         unread = 0 if self._bank is None else sum(int(self._bank[1][each.video]) < 0 for each in self._asked)
         kinds = [question.kind for question in asked]

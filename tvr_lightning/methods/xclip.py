@@ -74,7 +74,8 @@ class XCLIPOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.contrasts = distinct("contrasts", self.contrasts, XCLIPContrast)
-        used, listed = set(self.contrasts), ", ".join(self.contrasts)
+        used = set(self.contrasts)
+        listed = ", ".join(self.contrasts)
         if used == {"video_sentence"} and self.similarity_aggregation != AOSM():
             raise UserError(
                 "video_sentence alone has nothing to aggregate. Leave similarity_aggregation at its default."
@@ -115,11 +116,14 @@ class XCLIPHead(PairHead):
     """Scores (N, M) of up to four contrasts and their mean."""
 
     def __init__(self, dimension: int, words: int, frames: int, options: XCLIPOptions) -> None:
-        contrasts, aggregation = options.contrasts, options.similarity_aggregation
+        contrasts = options.contrasts
+        aggregation = options.similarity_aggregation
         # The similarities themselves, their softmax in either direction, and the products with both.
         cells = words * frames if "frame_word" in contrasts else words + frames
         super().__init__(dimension, extra=6 * cells, side="both")
-        self.options, self.words, self.frames = options, words, frames
+        self.options = options
+        self.words = words
+        self.frames = frames
         # Matrices of unused contrasts would never get a gradient.
         if "video_sentence" in contrasts:
             self.global_matrix = nn.Parameter(torch.eye(dimension))
@@ -135,7 +139,9 @@ class XCLIPHead(PairHead):
     def prepare(self, text: TextFeatures, video: VideoFeatures) -> tuple[XCLIPText, XCLIPVideo]:
         check_sizes(text, video, self.words, self.frames)
         pooled = unit(masked_mean(unit(video.frames), video.frame_mask))
-        contrasts, sentence, words = self.options.contrasts, unit(text.sentence), unit(text.words)
+        contrasts = self.options.contrasts
+        sentence = unit(text.sentence)
+        words = unit(text.words)
         by_global = sentence @ self.global_matrix if "video_sentence" in contrasts else None
         frames = unit(video.frames if video.clip_frames is None else video.clip_frames)
         met_frames = met_words = None
@@ -147,7 +153,8 @@ class XCLIPHead(PairHead):
 
     @override
     def score(self, text: XCLIPText, video: XCLIPVideo, *given: Any) -> Scores:
-        options, parts = self.options, {}
+        options = self.options
+        parts = {}
         no_word = ~text.word_mask.T if options.mask_words else None  # (W, n)
         no_frame = ~video.frame_mask.T.unsqueeze(-1) if options.mask_frames else None  # (F, m, 1)
         whole = no_word is None and no_frame is None

@@ -80,7 +80,9 @@ def described(
 
     They are strings without `tokenize`, otherwise tokens; missing ones are "".
     """
-    texts, rows, counts = [""], [], []
+    texts = [""]
+    rows = []
+    counts = []
     for video_id, listed in zip(video_ids, descriptions, strict=True):
         strings = list(listed)
         places = nonempty(video_id, strings, most, least)
@@ -176,7 +178,8 @@ class DPDV(RetrievalModule):
 
     @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        options, scale = self.options, self.temperature()
+        options = self.options
+        scale = self.temperature()
         captions = pairs.extras.get("captions")
         if "recover" in options.paths and captions is None:
             raise UserError("DPDV's Recover-Path needs pairs.extras['captions'], which encode_extras makes")

@@ -112,7 +112,8 @@ class DPDVHead(PairHead):
         self.macro = self.micro = None
         if "macro" in options.views:  # Eqs. 5 and 6
             # A single sentence has the weight 1.
-            several, simplified = options.recover_captions > 1, options.macro_interaction == "weighted-sum"
+            several = options.recover_captions > 1
+            simplified = options.macro_interaction == "weighted-sum"
             weighted = WeightedMax(dimension, several, simplified)
             self.macro = interaction(options.macro_interaction, weighted, (1, frames))
         if "micro" in options.views:  # Eq. 9

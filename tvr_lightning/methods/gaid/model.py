@@ -37,7 +37,8 @@ class GAIDHead(RegionHead):
         if self.gate is not None:
             self.trains_paired = self.gate.text == "paired"
             if self.gate.of_pairs:  # every pair then has separate frames
-                self.basis, self.extra = dimension, extra + 6 * dimension * frames
+                self.basis = dimension
+                self.extra = extra + 6 * dimension * frames
 
     @override
     def score(self, text: Query, video: VideoFeatures, draws: Tensor | None = None) -> Scores:
@@ -83,9 +84,12 @@ class Gate(nn.Module):
 
     def __init__(self, dimension: int, options: GatedFusion) -> None:
         super().__init__()
-        self.dimension, self.level, self.text = dimension, options.level, options.text
+        self.dimension = dimension
+        self.level = options.level
+        self.text = options.text
         self.of_pairs = self.text != "none" and self.level == "token"
-        parts, values = 2 if self.text == "none" else 3, dimension if self.level == "token" else 1
+        parts = 2 if self.text == "none" else 3
+        values = dimension if self.level == "token" else 1
         self.linear = nn.Linear(parts * dimension, values)
 
     def forward(self, video: VideoFeatures, text: Tensor, paired: bool = False) -> Tensor | PairGate:
@@ -122,7 +126,8 @@ def branch_losses(
 ) -> list[Tensor]:
     """Return L_pert and, with support texts, L_sup, from cosines (1 or 2, B, B), without lambda (Eqs. 8-9)."""
     # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/trainer/trainer_stochastic.py#L62-L78
-    weight, logits = pair_weights(cosines[0], weighting), scale * cosines
+    weight = pair_weights(cosines[0], weighting)
+    logits = scale * cosines
     return [info_nce(contrast(matrix) if contrast else matrix, weight=weight) for matrix in logits]
 
 

@@ -42,7 +42,8 @@ class FeatureQueue(nn.Module):
             for name, tensor in tensors.items():
                 self.register_buffer(PREFIX + name, tensor.new_zeros((self.capacity, *tensor.shape[1:])))
         stored = self._stored()
-        count, kept = len(records), min(len(records), self.capacity)
+        count = len(records)
+        kept = min(len(records), self.capacity)
         places = (self.position + torch.arange(count - kept, count, device=self.filled.device)) % self.capacity
         for name, tensor in tensors.items():
             stored[name][places] = tensor[count - kept :].detach().to(stored[name].device)

@@ -69,7 +69,8 @@ class TCMGC(RetrievalModule):
 
     @override
     def losses(self, pairs: PairedFeatures) -> dict[str, Tensor]:
-        scores, scale = self.score(pairs.text, pairs.video), self.temperature()
+        scores = self.score(pairs.text, pairs.video)
+        scale = self.temperature()
         logits = self.contrastive_logits(scale * scores.similarity)
         terms = {"info_nce": info_nce(logits, reduction=self.options.loss_reduction)}  # Eqs. 33-35
         weight = self.options.decorrelation.weight

@@ -49,7 +49,10 @@ class TCMGCHead(PairHead):
             dropout=attention.dropout,
             extra=2 * words * frame_slots,
         )
-        self.options, self.words, self.frames, self.frame_slots = options, words, frames, frame_slots
+        self.options = options
+        self.words = words
+        self.frames = frames
+        self.frame_slots = frame_slots
         self.attention: TextConditionedAttention | None = None
         if options.attention is not None:
             # The released model's `init_weights` overwrites the identity initialization of module_xpool.py.
@@ -67,8 +70,10 @@ class TCMGCHead(PairHead):
 
     def _build_contrasts(self) -> None:
         """Build the matrices of the contrasts in use. Others would never get a gradient."""
-        options, aggregation = self.options, self.options.similarity_aggregation
-        contrasts, matrices = options.contrasts, options.interaction_matrices
+        options = self.options
+        aggregation = options.similarity_aggregation
+        contrasts = options.contrasts
+        matrices = options.interaction_matrices
         self._kept: dict[str, int] = {}
 
         def slots(name: str, count: int) -> int:
@@ -101,7 +106,8 @@ class TCMGCHead(PairHead):
     @override
     def score(self, text: TCMGCText, video: VideoFeatures, scale: Tensor) -> Scores:
         coarse, fine = self.visual_vectors(text, video)
-        contrasts, parts = self.options.contrasts, {}
+        contrasts = self.options.contrasts
+        parts = {}
         no_word, no_frame = self.padding(text, video)
         whole = no_word is None and no_frame is None
 
