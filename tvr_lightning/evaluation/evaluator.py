@@ -195,7 +195,7 @@ class Evaluator:
         balances: dict[Direction, Balance] = {}
         if self.measure_balance and self.temperature is not None and len(placed_texts):
             columns = torch.arange(len(placed_videos))
-            texts_first, videos_first = _normalized(pairs, fitted, contexts)
+            texts_first, videos_first = normalized_sources(pairs, fitted, contexts)
             balances = {
                 "text-to-video": balance(texts_first, self.temperature, video_of_text, columns),
                 "video-to-text": balance(videos_first, self.temperature, columns, video_of_text),
@@ -285,7 +285,7 @@ def normalized_ranks(
 
     Adds warnings about the normalization to `warnings`. Also returns the keys (N, M) that rank the videos of each text.
     """
-    keys = _normalized(source, normalizer, [context and replace(context, keys=True) for context in contexts])
+    keys = normalized_sources(source, normalizer, [context and replace(context, keys=True) for context in contexts])
     ranks = streamed_ranks(source, video_of_text, *[each.adjustment for each in keys])
     if normalizer is not None:
         found = [warning for context in contexts if context for warning in context.warnings]
@@ -297,7 +297,7 @@ def normalized_ranks(
     return ranks, keys[0]
 
 
-def _normalized(
+def normalized_sources(
     source: ScoreSource, normalizer: Normalizer | None, contexts: Sequence[Context | None]
 ) -> list[AdjustedSource]:
     """Return the scores of both directions."""

@@ -145,7 +145,8 @@ def print_published(rows: Sequence[PublishedRow], format: Literal["table", "csv"
             **{name: None if value is None else printed_figure(value) for name, value in values.items()},
             "further": ", ".join(f"{name} {value}" for name, value in row.extra.items()) or None,
         })  # fmt: skip
-    frame, close = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all"), close_to_best(rows)
+    frame = pd.DataFrame(cells, dtype=object).dropna(axis="columns", how="all")
+    close = close_to_best(rows)
     if any(close):
         frame.loc[close, "R@1"] += "~"
     shared = [name for name in COLUMNS if name in frame and frame[name].nunique(dropna=False) == 1]

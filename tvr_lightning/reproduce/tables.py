@@ -87,7 +87,9 @@ def load_table(name: str, recipes: Path) -> TableRecipe:
 
 def _table(name: str, recipes: Path, content: Any) -> TableRecipe:
     raw = _keys("the table", content, {"paper", "table", "runs"}, {"baseline", "note"})
-    paper, table, note = str(raw["paper"]), str(raw["table"]), raw.get("note")
+    paper = str(raw["paper"])
+    table = str(raw["table"])
+    note = raw.get("note")
     if not isinstance(raw["runs"], dict):
         raise UserError("runs must be a mapping; use {} if the table is only published")
     known = {(row.paper.lower(), row.table.lower()) for row in published_rows()}
@@ -147,14 +149,15 @@ def _run(
         rows = [PublishedRow(named, table, None, None, None, direction, named, None) for direction in _DIRECTIONS]
     else:
         raise UserError(f"run {name}: set row (a published row), shows (an additional row), or both")
-    entry, shows = rows[0].entry, None
+    entry = rows[0].entry
+    shows = None
     if "shows" in raw:
         shows = str(raw["shows"])
         rows = [row for row in rows if row.direction in _DIRECTIONS]
         entry = rows[0].unprinted(shows).entry
     trains = not {"trains", "trained_by"} & set(raw)
-    settings, trained_by = raw.get("set") or {}, raw.get("trained_by")
-    return TableRun(name, config, settings, entry, backbone, trained_by, trains, on_fixture, shows), rows
+    settings = raw.get("set") or {}
+    return TableRun(name, config, settings, entry, backbone, raw.get("trained_by"), trains, on_fixture, shows), rows
 
 
 def _rows(name: str, row: Mapping[str, Any], rows: list[PublishedRow]) -> list[PublishedRow]:

@@ -16,9 +16,8 @@ from tvr_lightning.features import PairedFeatures
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures import figure_types as figures
 from tvr_lightning.reproduce.report.figures.any_method import measure_balance, measure_modalities, measure_similarity
-from tvr_lightning.reproduce.report.figures.dpdv import measure_unmatched
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
-from tvr_lightning.reproduce.report.figures.gare import measure_gradients, measure_steps
+from tvr_lightning.reproduce.report.figures.gare import measure_gradients
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
@@ -74,7 +73,7 @@ def svg(chart):
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        ("gare", {"geometry", "gradients", "steps", "hard_negatives"}),
+        ("gare", {"geometry", "gradients", "hard_negatives"}),
         ("tcmgc", {"contrasts", "attention", "map"}),
         ("gaid", {"gate"}),
         ("dpdv", {"merging"}),
@@ -83,7 +82,7 @@ def svg(chart):
 )
 def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
     kinds = {field.partition(".")[0] for field in measured[name]}
-    assert kinds == {"similarity", "balance", "modalities", "unmatched", "sheet", "failures"} | own
+    assert kinds == {"similarity", "balance", "modalities", "sheet", "failures"} | own
     charts = figures.draw(measured[name])
     for chart in charts:
         assert chart.title
@@ -244,19 +243,6 @@ def test_gradients_add_up_and_match_the_loss_itself(splits):
     np.testing.assert_allclose(found["plain_anchor.mean"], text.sentence.grad.mean(0).numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_measuring_steps_leaves_the_method_unchanged_even_if_gradients_vanish(splits, monkeypatch):
-    module = splits["gare"].module
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    found = measure_steps(splits["gare"])
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert np.isfinite(found["positive"]).all()
-    assert (found["negative"] > 0).all()
-    scale = module.temperature.logit_scale
-    monkeypatch.setattr(scale, "data", torch.full_like(scale, 12.0))  # so steep that most probabilities are 0
-    found = measure_steps(splits["gare"])
-    assert len(found["positive"]) == len(found["negative"]) > 0
-
-
 def run_of(key, name="tc-mgc-7b/one", decorrelation=0.0, seed=None, **options):
     head = {"decorrelation": {"weight": decorrelation}, **options}
     config = {"seed_everything": 0, "model": {"init_args": head}, "data": {}, "trainer": {"max_epochs": 1}}
@@ -291,9 +277,9 @@ def test_a_figure_that_fails_does_not_affect_the_others(splits, tmp_path):
     def fail(*_):
         raise ZeroDivisionError("no direction of a gradient of zero")
 
-    own = {name: figures.FIGURES[name] for name in ("sheet", "similarity", "geometry", "unmatched")}
+    own = {name: figures.FIGURES[name] for name in ("sheet", "similarity", "geometry", "modalities")}
     own["geometry"] = replace(own["geometry"], measure=fail)
-    own["unmatched"] = replace(own["unmatched"], draw=fail)
+    own["modalities"] = replace(own["modalities"], draw=fail)
     # As with stored features: the test split is encoded, but no video can be shown.
     split = splits["gare"].split
     hidden = [replace(video, path=tmp_path / video.path.name) for video in split.videos]
@@ -302,7 +288,7 @@ def test_a_figure_that_fails_does_not_affect_the_others(splits, tmp_path):
     for title, reason in (
         ("Retrieval sheet", str(tmp_path)),
         ("Geometry of the increments", "no direction of a gradient of zero"),
-        ("Frames that match no word", "no direction of a gradient of zero"),
+        ("The two modalities", "no direction of a gradient of zero"),
     ):
         assert charts[title].note.startswith(f"Not drawn: {reason}")
         assert not charts[title].images
@@ -345,17 +331,3 @@ def test_the_spot_frames_are_the_most_similar_to_the_caption(splits, measured):
         assert encoded.matching[text] == video
         cosine = F.cosine_similarity(encoded.videos.frames[video], encoded.texts.sentence[text], dim=-1)
         assert sorted(np.flatnonzero(spot)) == sorted(cosine.topk(2).indices.tolist())  # half of four frames
-
-
-def test_frames_equal_to_a_word_of_their_caption_match(splits):
-    encoded = splits["gare"]
-    _, video = encoded.paired()
-    frames = encoded.videos.frames.clone()
-    frames[encoded.pairs[:, 1]] = video.frames[:, :1].expand_as(video.frames)
-    for sign, share in ((1, 0), (-1, 100)):
-        words = encoded.texts.words.clone()
-        words[encoded.pairs[:, 0]] = sign * video.frames[:, :1]
-        texts, videos = replace(encoded.texts, words=words), replace(encoded.videos, frames=frames)
-        assert float(measure_unmatched(replace(encoded, texts=texts, videos=videos))["share"]) == share
-    with pytest.raises(ValueError, match="no two matching captions"):
-        measure_unmatched(replace(encoded, pairs=encoded.pairs[:1]))

@@ -48,7 +48,8 @@ class GAREHead(PairHead):
             behind_dropout=4,
             side="text" if increment.words else "video",
         )
-        self.options, self.frames = options, frames
+        self.options = options
+        self.frames = frames
         self.psi = None if isinstance(increment, NoIncrement) else IncrementNetwork(dimension, increment.dropout)
         self.magnitude = nn.Linear(frames, 1) if isinstance(increment, TextIncrement) else None
 
@@ -115,7 +116,8 @@ class GAREHead(PairHead):
         """
         text, video = text.float(), video.float()
         texts, means = self.of_texts(text.sentence, len(video)), self.of_videos(self.mean_frames(video), len(text))
-        increment, gap = self.increments(texts, means, text, video), means - texts
+        increment = self.increments(texts, means, text, video)
+        gap = means - texts
         corrected = texts + increment
         found = {
             "angle_to_gap": increment.cosine(gap).clamp(-1, 1).acos(),
@@ -215,10 +217,3 @@ def relaxed_bottleneck(increment: Tensor | Increments, options: Bottleneck) -> T
     ratio = (found.deviation + 1e-6) / options.prior
     divergence = 0.5 * (ratio.square() + (found.mean / options.prior).square() - 1) - ratio.log()
     return (divergence.sum(-1) if options.reduction == "sum" else divergence.mean(-1)).mean()
-
-
-def trust_region_step(increment: Tensor, gradient: Tensor, radius: float) -> Tensor:
-    """Return the length alpha (...) of the longest step in the trust region, against the gradient (Eqs. 37 to 40)."""
-    # alpha = d . g + sqrt((d . g)^2 - |d|^2 + radius^2) with the direction g of the gradient, which must not be 0.
-    along = (increment * gradient).sum(-1) / gradient.norm(dim=-1)
-    return along + (along.square() - increment.square().sum(-1) + radius**2).clamp(min=0).sqrt()

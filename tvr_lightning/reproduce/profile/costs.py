@@ -89,7 +89,8 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
     """Return one row per profile, as text, with its name as index."""
     rows = {}
     for profile in profiles:
-        costs, flops = profile.costs, profile.costs.flops_by_stage
+        costs = profile.costs
+        flops = costs.flops_by_stage
         # Scoring is counted over all pairs of the batch, the rest over its items.
         items = sum(flops[stage] for stage in STAGES if stage not in ("training_step", "score"))
         values = {
@@ -256,9 +257,10 @@ def profile(recipe: Recipe, batch_size: int, queries: int, repeats: int, device:
         costs.flops_by_stage = count_flops(module, batch)
     encoder = " ".join(filter(None, (type(module.encoder).__name__, getattr(module.encoder, "name", None))))
     name = re.sub(r"[^a-z0-9]+", "-", f"{module.title} {encoder}".lower()).strip("-")
-    options, made = recipe.plain()["model"], {**environment(), "device": str(module.device)}
-    sizes, precision = (batch_size, queries, repeats), str(trainer.precision)
-    card = ProfileCard(name, module.title, encoder, options, *sizes, precision, costs, made)
+    card = ProfileCard(
+        name, module.title, encoder, recipe.plain()["model"], batch_size, queries, repeats, str(trainer.precision),
+        costs, {**environment(), "device": str(module.device)},
+    )  # fmt: skip
     print(profile_table([card]).T.to_string())
     return card
 
@@ -268,7 +270,9 @@ def random_batch(
 ) -> PairBatch:
     """Return matching pairs of a fixed caption and random media with audio, in the method's sizes."""
     generator = torch.Generator().manual_seed(seed)
-    frames, size, index = module.frames, module.encoder.image_size, torch.arange(count)
+    frames = module.frames
+    size = module.encoder.image_size
+    index = torch.arange(count)
     pixels = torch.randint(0, 256, (count, frames, 3, size, size), dtype=torch.uint8, generator=generator)
     mask = torch.ones(count, frames, dtype=torch.bool)
     times = torch.arange(float(frames)).expand(count, frames)

@@ -51,14 +51,17 @@ def estimate(recipe: Recipe) -> Estimate:
     method, data, trainer = prepare(recipe)
     batches, epochs, validations = count_training(trainer)
     batch, clips_per_second, start = _read(data)
-    device, precision, options = method.device, trainer.precision_plugin.forward_context, recipe.config.trainer
+    device = method.device
+    precision = trainer.precision_plugin.forward_context
+    options = recipe.config.trainer
     devices = options.get("devices")
     count = len(devices) if isinstance(devices, list) else devices
     if count in ("auto", "-1", -1, None):
         count = max(torch.cuda.device_count(), 1)
     replicas = int(count) * int(options.get("num_nodes") or 1)
     on_gpu = device.type == "cuda"
-    share, split = data.batch_size // replicas, data.load_split("test")
+    share = data.batch_size // replicas
+    split = data.load_split("test")
     measured = share if on_gpu else min(share, SMALL)
     costs = measure_costs(
         method, repeated(batch, measured).to(device), len(split.texts), len(split.videos), 2, precision
@@ -130,7 +133,8 @@ def count_training(trainer: Trainer) -> tuple[int, float, int]:
     per_epoch, accumulated = int(trainer.num_training_batches), trainer.accumulate_grad_batches
     full, rest = divmod(int(steps), math.ceil(per_epoch / accumulated))
     batches = full * per_epoch + rest * accumulated
-    every, epochs = int(trainer.val_check_batch or 1), trainer.check_val_every_n_epoch
+    every = int(trainer.val_check_batch or 1)
+    epochs = trainer.check_val_every_n_epoch
     validations = batches // every
     if epochs is not None:
         full, rest = divmod(batches, per_epoch)
@@ -142,7 +146,8 @@ def count_evaluation(
     method: RetrievalModule, data: TextVideoDataModule, name: SplitName, limit: float, replicas: int = 1
 ) -> tuple[int, int, int]:
     """Return the texts and videos that an evaluation encodes on `replicas` devices, and the pairs that it scores."""
-    split, config = data.load_split(name), method.evaluation_config
+    split = data.load_split(name)
+    config = method.evaluation_config
 
     def seen(items: int) -> int:
         batches = math.ceil(items / (data.eval_batch_size * replicas))
@@ -165,9 +170,11 @@ def count_evaluation(
 def _read(data: TextVideoDataModule) -> tuple[PairBatch, float, float]:
     """Return a small training batch, the clips read per second, and the seconds until the first batch."""
     small = copy.copy(data)
-    small.batch_size, small.trainer = min(SMALL, data.batch_size), None  # one process reads
+    small.batch_size = min(SMALL, data.batch_size)
+    small.trainer = None  # one process reads
     ahead = 1 + 2 * data.num_workers  # batches that are read while the first one is awaited
-    counts, ends = [], [time.perf_counter()]
+    counts = []
+    ends = [time.perf_counter()]
     for batch in islice(small.train_dataloader(), ahead + 4 * max(1, data.num_workers)):
         counts.append(len(batch))
         ends.append(time.perf_counter())

@@ -172,7 +172,8 @@ def _efficiency(profiles: pd.DataFrame, runs: Sequence[ReportedRun]) -> pd.DataF
         if (row.paper, row.table) not in EFFICIENCY or not words:
             continue
         method = re.sub(r" \(.*\)|.* vs |-", "", row.method).lower()  # "TC-MGC (ours)" is the class TCMGC
-        own, start = profiles[profiles["method"].str.lower() == method], f"{row.paper}-{row.table}/".lower()
+        own = profiles[profiles["method"].str.lower() == method]
+        start = f"{row.paper}-{row.table}/".lower()
         seconds = [
             f"{run.card.seconds:.1f}"
             for run in runs

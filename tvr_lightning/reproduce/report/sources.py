@@ -32,7 +32,8 @@ class ReportedRun:
     command: str  # that repeats the run
 
     def __post_init__(self) -> None:
-        self.key, self.planned = self.card.key, self.card.run
+        self.key = self.card.key
+        self.planned = self.card.run
         self.results: dict[str, Any] = self.card.results or {}
         self.finished = self.card.status == "finished"
         self.external = self.results.get("weights", {}).get("kind") == "outside"
@@ -113,7 +114,8 @@ def read_runs(directory: Path) -> list[ReportedRun]:
 
 def run_of_results(file: Path, directory: Path) -> ReportedRun | None:
     """Return the run of a results.json in a folder of runs; None if the file is not from a run."""
-    folder, results = file.parent, json.loads(file.read_text(encoding="utf-8"))
+    folder = file.parent
+    results = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(results, dict) or not {"config", "dataset", "environment"} <= set(results):
         return None
     name = str(folder.relative_to(directory)) if folder != directory else directory.absolute().name
@@ -123,6 +125,6 @@ def run_of_results(file: Path, directory: Path) -> ReportedRun | None:
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
         "fingerprints": {"data": digest(queries)}, "configs": [],
     }  # fmt: skip
-    key, checkpoint = re.sub(r"[^\w.-]", "-", name), results["checkpoint"]
-    card = Card(key, name, "finished", planned, results=results, checkpoint=checkpoint)
+    key = re.sub(r"[^\w.-]", "-", name)
+    card = Card(key, name, "finished", planned, results=results, checkpoint=results["checkpoint"])
     return ReportedRun(card, ranks, log if log.is_file() else None, results["environment"]["command"])

@@ -59,18 +59,14 @@ def _view(name: str, runs: Sequence[ReportedRun], recipes: Path) -> TableView:
     trained = {run.results.get("trained_on") for run in runs}
     title = f"{runs[0].dataset} {first['split']}, {protocol}: {count}" + ("" if any(trained) else "; training unknown")
     view = TableView(name, title, "", pd.DataFrame(), systems, [], [])
-    published = published_next_to(runs[0].dataset, {table for run in runs for table in tables_of(run)}, recipes)
+    tables = {table for run in runs for table in run.results["config"].get("published") or ()}
+    published = published_next_to(runs[0].dataset, tables, recipes)
     view.results = pd.DataFrame(_records(view, published), columns=["line", "name", *COLUMNS, *TEXTS])
     view.differences = pd.DataFrame(_differences(systems, view.results))
     of_runs = (f"{system}{sentence}" for system, (run,) in systems.items() for sentence in notes_of_run(run))
     view.notes = list(dict.fromkeys(filter(None, [*of_runs, legend_of(runs)])))
     view.statistics = [*resolution(view.results, systems)]
     return view
-
-
-def tables_of(run: ReportedRun) -> list[str]:
-    """Return the published tables whose rows are shown next to a run."""
-    return list(run.results["config"].get("published") or [])
 
 
 def published_next_to(dataset: str, tables: set[str], recipes: Path) -> list[PublishedRow]:
@@ -106,9 +102,8 @@ def _records(view: TableView, published: Sequence[PublishedRow]) -> Iterator[dic
                     "method": row.method, "variant": row.variant, "dataset": row.dataset, "backbone": row.backbone,
                     "direction": name, "warnings": "", "remarks": row.note or "",
                 }  # fmt: skip
-                values = {metric: row.printed(metric) for metric in metrics if metric in PRINTED}
-                for metric, value in values.items():
-                    if value is not None:
+                for metric in metrics:
+                    if metric in PRINTED and (value := row.printed(metric)) is not None:
                         text = printed_figure(value) + ("~" if close and metric == "R@1" else "")
                         yield {**common, "metric": metric, "published": value, "published_text": text}
                 line += 1

@@ -14,7 +14,8 @@ from tvr_lightning.reproduce.report.table_view import TableView
 
 # Papers that compare the scores of their method with a baseline's, and where.
 OVERLAID = {"DPDV": "Fig. S1.", "GAID": "Fig. 6.", "GARE": "Fig. 3 (a), shows only the matching pairs."}
-CURVES, POINTS = "Training curves", 400
+CURVES = "Training curves"
+POINTS = 400
 PANELS = {  # by logged names, to which "-" or "_" may add a part; the first two compare runs
     "train/loss": "training loss",
     "val/t2v_R@1": "text-to-video R@1 in validation, %",
@@ -121,7 +122,8 @@ def _recalls(view: TableView) -> Chart | None:
 def _scores(pair: Pair, arrays: Mapping[str, Arrays], note: str) -> Chart:
     (axis,) = new_panels(1, height=3, layout="constrained")
     for run, dashes in zip(pair, ("--", "-"), strict=True):
-        own, name = arrays[run.key], run.card.name.partition("/")[2]
+        own = arrays[run.key]
+        name = run.card.name.partition("/")[2]
         edges = own["similarity.edges"]
         for kind, pairs, color in (("positive", "matching", COLORS[0]), ("negative", "other", COLORS[1])):
             density = own[f"similarity.{kind}"] / np.diff(edges)  # bins of two runs are not equally wide

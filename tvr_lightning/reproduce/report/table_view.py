@@ -204,7 +204,8 @@ def warnings_of(runs: Sequence[ReportedRun]) -> list[str]:
     marks = dict.fromkeys(WARNINGS, False)
     for run in runs:
         if run.finished:
-            audit, warnings = run.results.get("audit"), run.results.get("warnings", [])
+            audit = run.results.get("audit")
+            warnings = run.results.get("warnings", [])
             marks["leaks"] |= LEAKS in warnings or bool(audit and audit["leaks"])
             marks["external" if run.external else "not audited"] |= audit is None or audit["problem"] is not None
             marks["overridden"] |= bool(run.results.get("weights", {}).get("overridden"))

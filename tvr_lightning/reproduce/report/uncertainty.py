@@ -37,7 +37,8 @@ def measure(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) 
     runs = [run for run in runs if not math.isnan(run.value(direction, metric))]
     if not runs:
         return None
-    values, queries = [run.value(direction, metric) for run in runs], _query_values(runs, direction, metric)
+    values = [run.value(direction, metric) for run in runs]
+    queries = _query_values(runs, direction, metric)
     interval = metric_interval(queries, metric) if queries else None
     return Measured(mean(values), stdev(values) if len(values) > 1 else None, interval, len(values))
 

@@ -52,12 +52,17 @@ def run_task(task: Path) -> int:
 
 def execute(task: Path) -> None:
     """Make a run and write its card and ranks; in a distributed run, the first process does."""
-    content, folder, began = json.loads(task.read_text(encoding="utf-8")), task.parent, time.time()
-    run, arguments, cards = PlannedRun(**content["run"]), content["arguments"], Path(content["cards"])
+    content = json.loads(task.read_text(encoding="utf-8"))
+    folder = task.parent
+    began = time.time()
+    run = PlannedRun(**content["run"])
+    arguments = content["arguments"]
+    cards = Path(content["cards"])
     now = deciding([Path(path) for path in run.configs], run.settings)
     if changed := [name for name, value in now.items() if value != run.fingerprints[name]]:  # a queue may be days long
         raise UserError(f"{run.name}: {' and '.join(changed)} changed after the run was planned. Rerun tvr reproduce.")
-    resumed, weights = (folder / PROGRESS).is_file(), content["ckpt_path"]
+    resumed = (folder / PROGRESS).is_file()
+    weights = content["ckpt_path"]
     made = _extract(arguments, folder) if run.verb == "extract" else _evaluate(run, arguments, weights, folder, cards)
     if made is None:
         return
@@ -105,7 +110,9 @@ def _evaluate(
     else:
         ranked = {"question": made.model.hits}
     write_ranks(cards / f"{run.key}.parquet", ranked)  # type: ignore[arg-type]
-    steps, epochs, checkpoint = made.trainer.global_step, made.trainer.current_epoch, results["checkpoint"]
+    steps = made.trainer.global_step
+    epochs = made.trainer.current_epoch
+    checkpoint = results["checkpoint"]
     if checkpoint is not None:  # whose weights may be earlier than the last ones
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         steps, epochs = int(saved["global_step"]), int(saved["epoch"]) + 1

@@ -107,7 +107,8 @@ def make_plan(tables: Sequence[TableRecipe], setting: Setting, only: Sequence[st
 
 def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> PlannedRun:
     """Plan a table's run and the runs that it needs."""
-    setting, claim = plan.setting, f"{table.name}/{run.name}"
+    setting = plan.setting
+    claim = f"{table.name}/{run.name}"
     needs: dict[Need, str] = {}
     if run.trained_by is not None:
         trainer = next(other for other in table.runs if other.name == run.trained_by)
@@ -129,10 +130,12 @@ def _add(plan: Plan, table: TableRecipe, run: TableRun, seed: int | None) -> Pla
         # GAID's recipe asks for audio features too.
         names = ["gaid.yaml", f"data/{dataset}.yaml", "fixture.yaml", "fixture-features.yaml"]
         # Which videos, and which part of each; fixture-features.yaml sets the other options of reading.
-        given, roles = recipe["data"]["init_args"], roles_of(kind)
+        given = recipe["data"]["init_args"]
+        roles = roles_of(kind)
         selecting = [name for name in given if {Role.DATASET} <= roles[name] <= {Role.DATASET, Role.READING}]
         reading = {f"data.init_args.{name}": given[name] for name in selecting}
-        recipes, shared = [setting.recipes / name for name in names], f"shared/features-{dataset}"
+        recipes = [setting.recipes / name for name in names]
+        shared = f"shared/features-{dataset}"
         encoder: dict[Need, str] = {"encoder": needs["encoder"]}
         needs["features"] = _plan_run(plan, shared, recipes, reading, "extract", None, encoder).key
     planned = _plan_run(plan, claim, files, run.settings, "fit" if run.trains else "test", seed, needs)
@@ -151,7 +154,9 @@ def _plan_run(
     needs: dict[Need, str],
 ) -> PlannedRun:
     """Plan a run, or return the one of the plan that does the same."""
-    setting, own, overlay = plan.setting, nested(settings), plan.setting.overlay
+    setting = plan.setting
+    overlay = setting.overlay
+    own = nested(settings)
     files = [*files, *([overlay] if overlay else [])]
     recipe = resolve(files, own)
     dataset = _dataset(name, recipe).directory
@@ -164,22 +169,23 @@ def _plan_run(
         and (found := file_fingerprint(str(value), not option.startswith("data."))) is not None
     }
     if setting.fixture_videos is None:
-        data, weights = data_fingerprint(setting.root / dataset), lookup(recipe, WEIGHTS)
+        data = data_fingerprint(setting.root / dataset)
+        weights = lookup(recipe, WEIGHTS)
         tag = "random" if weights in (None, "none") else f"tag {weights}"
         of_weights = f"{lookup(recipe, ARCHITECTURE)}: {read.get(WEIGHTS, tag)}"
     else:
         data = f"synthetic, {setting.fixture_videos} videos, seed {FIXTURE_SEED}, {dataset}"
         of_weights = f"run {needs['encoder']}" if "encoder" in needs else "random"
-    of_files = digest(read) if read else "none"
-    fingerprints = {**deciding(files, own), "data": data, "weights": of_weights, "files": of_files}
+    fingerprints = deciding(files, own)
+    fingerprints |= {"data": data, "weights": of_weights, "files": digest(read) if read else "none"}
     # The recipe's own seed, chosen explicitly, makes the same run.
     key = digest(fingerprints, lookup(recipe, "seed_everything") if seed is None else seed, verb, needs)
-    configs, laid_over = [str(path.absolute()) for path in files], str(overlay.absolute()) if overlay else None
+    configs = [str(path.absolute()) for path in files]
     overrides = [f"--data.init_args.root={setting.root}", *([] if seed is None else [f"--seed_everything={seed}"])]
     planned = PlannedRun(
         key=key, name=name, claims=[], verb=verb, configs=configs, settings=own, overrides=overrides, seed=seed,
         dataset=dataset, fixture_videos=setting.fixture_videos, share=setting.share, fingerprints=fingerprints,
-        needs=needs, overlay=laid_over,
+        needs=needs, overlay=str(overlay.absolute()) if overlay else None,
     )  # fmt: skip
     return plan.runs.setdefault(key, planned)
 
@@ -246,7 +252,8 @@ def file_fingerprint(name: str, every_file: bool) -> str | None:
             continue
         seen.add(real)
         for file in filter(Path.is_file, (Path(place) / name for name in names)):
-            status, is_read = file.stat(), every_file or file.suffix.lower() in ANNOTATIONS
+            status = file.stat()
+            is_read = every_file or file.suffix.lower() in ANNOTATIONS
             content = _content(file, status.st_mtime_ns) if is_read else status.st_size
             found.append((str(file.relative_to(path)), content))
     return digest(sorted(found))

@@ -140,7 +140,8 @@ class _Runner:
         status = self.running[run.key][1]()
         if status is None:
             return None
-        path, deadline = self._card(run), time.monotonic() + CARD_SECONDS
+        path = self._card(run)
+        deadline = time.monotonic() + CARD_SECONDS
         while status == 0 and not path.is_file() and time.monotonic() < deadline:
             time.sleep(self.engine.poll_seconds)
         if path.is_file():
@@ -159,7 +160,9 @@ class _Runner:
 
     def state(self) -> str:
         """Return the current activity of the runs, and the time until the last one ends."""
-        doing, durations, elapsed = [], durations_of(self.cards), 0.0
+        doing = []
+        durations = durations_of(self.cards)
+        elapsed = 0.0
         for run, _, began in list(self.running.values()):
             elapsed += time.time() - began
             try:
@@ -197,8 +200,8 @@ def write_task(run: PlannedRun, out: Path, inputs: Mapping[str, str]) -> Path:
         arguments += ["--trainer.devices=1"] if run.fixture_videos is not None else []
     if run.verb == "fit":
         arguments.append("--checkpoints.resume=true")
-    cards, weights = str((out / "cards").absolute()), inputs.get("weights")
-    task = {"run": asdict(run), "arguments": arguments, "ckpt_path": weights, "cards": cards}
+    cards = str((out / "cards").absolute())
+    task = {"run": asdict(run), "arguments": arguments, "ckpt_path": inputs.get("weights"), "cards": cards}
     (folder / TASK).write_text(json.dumps(task, indent=2) + "\n", encoding="utf-8")
     return folder / TASK
 
@@ -213,9 +216,12 @@ def _outcome(card: Card) -> str:
 
 def plan_lines(plan: Plan, cards: Mapping[str, Card]) -> list[str]:
     """Return a line for every run with its state and expected duration, and one for all of them."""
-    lines, durations, todo = [], durations_of(cards), open_runs(plan, cards)
+    lines = []
+    durations = durations_of(cards)
+    todo = open_runs(plan, cards)
     for run in plan.runs.values():
-        state, seconds = cards[run.key].status if run.key in cards else "open", expected_seconds(run, durations)
+        state = cards[run.key].status if run.key in cards else "open"
+        seconds = expected_seconds(run, durations)
         about = f", about {clock(seconds)}" if run in todo and seconds is not None else ""
         name, *others = run.claims or [run.name]
         also = f" (also {', '.join(others)})" if others else ""

@@ -68,7 +68,8 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
             scores["normalized."] = normalized_scores(encoded)
         except UserError as error:
             arrays["normalized.missing"] = str(error)
-    videos, temperature = torch.arange(len(encoded.videos)), encoded.module.score_temperature()
+    videos = torch.arange(len(encoded.videos))
+    temperature = encoded.module.score_temperature()
     groups = (encoded.matching, videos), (videos, encoded.matching)
     for start, matrices in scores.items():
         for name, matrix, of in zip(DIRECTIONS, matrices, groups, strict=True):
@@ -82,7 +83,8 @@ def measure_balance(encoded: EncodedSplit) -> dict[str, Any]:
 def draw_balance(arrays: Arrays) -> Iterator[Chart]:
     """Draw the distribution of retrieval mass and the errors by it."""
     axes = new_panels(4)
-    bins, facts = np.linspace(0, MOST_MASS, 26), []
+    bins = np.linspace(0, MOST_MASS, 26)
+    facts = []
     for spread, rates, (name, words) in zip(axes[::2], axes[1::2], DIRECTIONS.items(), strict=True):
         for start, color, label in (("", COLORS[3], "scores"), ("normalized.", COLORS[0], "normalized")):
             if f"{start}{name}.mass" in arrays:
@@ -137,7 +139,8 @@ def measure_modalities(encoded: EncodedSplit) -> dict[str, Any]:
 
 def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     """Draw mean similarities as bars, and the map with a line between each text and its video."""
-    axes, bars = new_panels(2), ["text_text", "video_video", "text_video", "matching"]
+    axes = new_panels(2)
+    bars = ["text_text", "video_video", "text_video", "matching"]
     axes[0].bar([name.replace("_", "-\n") for name in bars], [float(arrays[name]) for name in bars], color=COLORS[:4])
     axes[0].axhline(0, color=COLORS[4], linewidth=0.6)
     axes[0].set(title="means over pairs", ylabel="cosine")
@@ -194,7 +197,8 @@ def draw_mass(arrays: Arrays) -> Iterator[Chart]:
         images = []
         for place, label in enumerate(MASS_VIDEOS):
             name, (before, after) = arrays["names"][query, place], arrays["mass"][:, query, place]
-            words, own = f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}", arrays["names"][query, 0]
+            words = f"{label}: {name}, mass {before:.3g}, normalized {after:.3g}"
+            own = arrays["names"][query, 0]
             images.append(frames(arrays["strips"][query, place], f"Frames of {name}, {label}", words, name == own))
         facts = ["rank of its own video: {:g}, normalized {:g}".format(*arrays["rank"][:, query])]
         yield Chart(f"Retrieval mass: “{caption}”", images, facts, note if query == 0 else "")

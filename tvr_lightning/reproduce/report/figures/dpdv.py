@@ -1,4 +1,4 @@
-"""Figures of DPDV: patch merging in the Spot-Path (Figs. S2 and S3), and frames that match no word (Fig. 1)."""
+"""Figures of DPDV: patch merging in the Spot-Path (Figs. S2 and S3)."""
 
 import math
 from collections.abc import Iterator
@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tvr_lightning.errors import UserError
-from tvr_lightning.layers.cosine import unit
 from tvr_lightning.methods import DPDV
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, dpc_knn
-from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, histograms, new_panels
+from tvr_lightning.reproduce.report.drawing import Arrays, Chart, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 SHOWN_VIDEOS = 2
@@ -31,13 +29,15 @@ def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
     `members` (K, S, F, P) has the merged patch of each patch after each of S stages, `left` (S,) their number, and
     `spot` (K, F) the frames that the first of the `captions` (K,) of a video selects.
     """
-    module, merging = encoded.module, encoded.module.reduction
+    module = encoded.module
+    merging = module.reduction
     batch = next(iter(encoded.data.evaluation_dataloaders("test")[1]))[:SHOWN_VIDEOS].to(module.device)
     patches = module.encoder.encode_video(batch.video, patches=True).patches
     videos, count, total = patches.shape[:3]
     schedule = merging.options.schedule(total)
     tokens = patches.float().flatten(0, 1)
-    member, members = torch.arange(total, device=tokens.device).expand(len(tokens), -1), []
+    member = torch.arange(total, device=tokens.device).expand(len(tokens), -1)
+    members = []
     for stage, clusters in zip(merging.stages, schedule, strict=True):
         seen = tokens if stage.scored is None else stage.scored(tokens)[0]
         member = dpc_knn(seen, clusters, stage.options.neighbours, stage.options.density).assignment.gather(1, member)
@@ -61,7 +61,8 @@ def draw_merging(arrays: Arrays) -> Iterator[Chart]:
     for name, caption, strip, spot, stages in zip(*videos, strict=True):
         images = [frames(_crossed_out(strip, ~spot), f"Frames of {name}", f"The Spot-Path of “{caption}”")]
         for stage, (members, left) in enumerate(zip(stages, arrays["left"], strict=True), start=1):
-            alt, words = f"The same frames after stage {stage}", f"After stage {stage}: {left} patches per frame."
+            alt = f"The same frames after stage {stage}"
+            words = f"After stage {stage}: {left} patches per frame."
             images.append(frames(_crossed_out(_merged(strip, members), ~spot), alt, words))
         note = (
             "DPDV, Figs. S2 and S3; a merged patch has the mean color of its pixels. Crossed-out frames are those that "
@@ -90,41 +91,3 @@ def _merged(strip: np.ndarray, members: np.ndarray) -> np.ndarray:
         painted[frame][1:][area[1:] != area[:-1]] = 0
         painted[frame][:, 1:][area[:, 1:] != area[:, :-1]] = 0
     return painted
-
-
-@torch.no_grad()
-def measure_unmatched(encoded: EncodedSplit) -> Arrays:
-    """Return how many frames match no word of their own caption better than words of others.
-
-    A frame matches a caption by its largest cosine with a word other than SOT and EOT. It is unmatched if its match
-    with the own caption is below the mean of those with the others. The paper does not define its count.
-    """
-    text, video = encoded.paired()
-    position = torch.arange(text.words.shape[1], device=text.words.device)
-    inner = text.word_mask & (position > 0) & (position < text.word_mask.sum(1, keepdim=True) - 1)
-    kept = inner.any(1)
-    if kept.sum() < 2:
-        raise UserError("no two matching captions have words other than SOT and EOT")
-    words, inner, features, mask = unit(text.words)[kept], inner[kept], unit(video.frames)[kept], video.frame_mask[kept]
-    margins = []
-    for row in range(len(words)):
-        products = torch.einsum("fd,nwd->fnw", features[row][mask[row]], words)
-        best = products.masked_fill(~inner, -torch.inf).amax(-1)  # (F, captions)
-        margins.append(best[:, row] - (best.sum(1) - best[:, row]) / (len(words) - 1))
-    margin = torch.cat(margins).double().cpu().numpy()
-    return histograms({"histogram": margin}) | {"share": 100 * (margin < 0).mean()}
-
-
-def draw_unmatched(arrays: Arrays) -> Iterator[Chart]:
-    """Draw the histogram of the frames' margins."""
-    (axis,) = new_panels(1)
-    axis.stairs(arrays["histogram"], arrays["edges"], fill=True, alpha=0.5, color=COLORS[2])
-    axis.axvline(0, color=COLORS[1], linewidth=1)
-    axis.set(xlabel="best cosine, own caption minus others'", ylabel="share of the frames")
-    facts = [f"frames that match no word of their caption better than words of others: {arrays['share']:.3g} %"]
-    note = (
-        "Similar to DPDV, Fig. 1, but with a different criterion: a frame's match is its largest cosine with a word. "
-        "The published share is counted by sentence with CLIP4Clip on MSR-VTT-9k, so it is not comparable."
-    )
-    alt = "A histogram over frames of how much better they match the words of their own caption than those of others."
-    yield Chart("", drawings([axis], alt), facts, note)

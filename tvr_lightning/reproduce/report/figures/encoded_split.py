@@ -15,15 +15,14 @@ from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split, VideoRecord
 from tvr_lightning.errors import MissingAssetError, UserError
-from tvr_lightning.evaluation.evaluator import Evaluator
+from tvr_lightning.evaluation.evaluator import SHORT, Evaluator, normalized_sources
 from tvr_lightning.evaluation.loop import encode_split
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource, complete_matrix
+from tvr_lightning.evaluation.sources import complete_matrix
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.metrics import Direction
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
 from tvr_lightning.training.checkpoints import check_trusted
@@ -92,7 +91,8 @@ def encode_run(run: ReportedRun, trust: Sequence[str] = ()) -> LoadedRun:
 
     The settings may run code of this package and of modules and repositories in `trust`.
     """
-    checkpoint, results = run.card.checkpoint, run.results
+    checkpoint = run.card.checkpoint
+    results = run.results
     if checkpoint is None or not Path(checkpoint).is_file():
         reason = f"there is no file {checkpoint}" if checkpoint else "the run has none, as for external scores"
         raise MissingAssetError(f"figures need weights, but {reason}")
@@ -121,7 +121,8 @@ def encode_test_split(module: RetrievalModule, data: TextVideoDataModule) -> Enc
     data.trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="auto")
     data.trainer.strategy.connect(module)
     data.setup("test")
-    split, truth = data.load_split("test"), data.ground_truth("test")
+    split = data.load_split("test")
+    truth = data.ground_truth("test")
     if data.features is not None or len(split.videos) <= FEW_VIDEOS:
         data.num_workers = 0
     texts, videos = encode_split(module, data.evaluation_dataloaders("test"))
@@ -145,16 +146,15 @@ def normalized_scores(encoded: EncodedSplit) -> tuple[Tensor, Tensor]:
     Raises:
         UserError: The normalization needs training queries that a checkpoint does not contain.
     """
-    module, normalizer, bank = encoded.module, encoded.module.evaluation_config.normalization, None
-    if normalizer.needs_bank and (bank := module.contrast.bank()) is None:
+    module = encoded.module
+    normalizer = module.evaluation_config.normalization
+    bank = module.contrast.bank() if normalizer.needs_bank else None
+    if normalizer.needs_bank and bank is None:
         raise UserError("it needs a bank of the training split, which is not encoded for figures")
     evaluator = Evaluator(module.score, temperature=module.score_temperature(), device=module.device)
     index = {"text_index": encoded.text_index, "video_index": encoded.video_index}
     pairs = evaluator.pair_scores(encoded.texts, encoded.videos, **index)
     captions = torch.bincount(encoded.matching, minlength=pairs.gallery)
-
-    def normalized(direction: Direction, source: ScoreSource) -> Tensor:
-        context = evaluator.context(direction, normalizer, bank, pairs, captions)
-        return complete_matrix(AdjustedSource(source, normalizer.fit(source, context))).cpu()
-
-    return normalized("text-to-video", pairs), normalized("video-to-text", TransposedSource(pairs))
+    contexts = [evaluator.context(direction, normalizer, bank, pairs, captions) for direction in SHORT]
+    texts, videos = normalized_sources(pairs, normalizer, contexts)
+    return complete_matrix(texts).cpu(), complete_matrix(videos).cpu()

@@ -46,14 +46,12 @@ FIGURES = {
     "modalities": FigureType("The two modalities", any_method.measure_modalities, any_method.draw_modalities),
     "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.applies),
     "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.applies),
-    "steps": FigureType("Step error of the increments", gare.measure_steps, gare.draw_steps, gare.applies),
     "hard_negatives": FigureType("Hard negatives", gare.measure_hard_negatives, gare.draw_hard_negatives, gare.applies),
     "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.applies),
     "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attends),
     "map": FigureType("Map of words and frames", tcmgc.measure_map, tcmgc.draw_map, tcmgc.applies),
     "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
     "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
-    "unmatched": FigureType("Frames that match no word", dpdv.measure_unmatched, dpdv.draw_unmatched),
     "answers": FigureType(
         "Questions and answers", examples.measure_answers, examples.draw_answers, examples.answers_questions
     ),

@@ -26,7 +26,8 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
 
     The histogram and `mean` are of the F frames that have audio, `silent_mean` is of the others, NaN if there are none.
     """
-    gate, (text, video) = encoded.module.head.gate, encoded.paired()
+    gate = encoded.module.head.gate
+    text, video = encoded.paired()
     assert video.audio_mask is not None
     weights = (gate.of_video(video) + gate.of_text(text.sentence).unsqueeze(1)).sigmoid().mean(-1)  # over dimensions
     weights = weights.expand(-1, video.frames.shape[1]).cpu()  # (B, F)
@@ -41,7 +42,8 @@ def measure_gate(encoded: EncodedSplit) -> dict[str, Any]:
     for row in (rows[0], rows[-1]) if rows else ():
         text, video = encoded.pairs[row].tolist()
         record = encoded.record(video)
-        clip, track = encoded.clip(record, weights.shape[1]), read_audio(record.path, span=record.span)
+        clip = encoded.clip(record, weights.shape[1])
+        track = read_audio(record.path, span=record.span)
         columns = np.array_split(track.waveform, COLUMNS)
         started = record.span[0] if record.span else 0.0
         examples.append({

@@ -1,27 +1,23 @@
-"""Figures of GARE: geometry of the increments (Figs. 3 and 8), gradients (2, 4, 7), hard negatives (6), steps (9)."""
+"""Figures of GARE: geometry of the increments (Figs. 3 and 8), gradients (2, 4, 7), hard negatives (6)."""
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn import functional as F
 
-from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
+from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.methods import GARE
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.gare.model import trust_region_step
 from tvr_lightning.pairwise import DensePairVectors
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, histograms, in_style, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_curves
 
 MOST_GRADIENTS = 64
-STEPS = 12
 HARDEST = 10
 GEOMETRY = {  # panels and their quantities: before the correction and after
     "angle of increment and gap, rad": ("angle_to_gap",),
@@ -70,7 +66,8 @@ def draw_geometry(arrays: Arrays) -> Iterator[Chart]:
 @in_style()
 def draw_course(run: ReportedRun) -> Chart | None:
     """Draw the geometry that was logged in training (GARE, Fig. 8); None if the run did not log it."""
-    title, curves = "Geometry of the increments during training", read_curves(run)
+    title = "Geometry of the increments during training"
+    curves = read_curves(run)
     gaps = [curve for name, curve in curves.items() if name.startswith("train/angle_to_gap")]
     if not gaps:
         return None
@@ -110,7 +107,8 @@ def measure_gradients(encoded: EncodedSplit) -> Arrays:
     their sum, and `total` that of t_i through psi too; `plain_*` are without increments. Each has `.mean` and
     `.deviation` (D,) over texts, and `.size`, the mean length.
     """
-    method, (text, video) = encoded.module, encoded.paired(MOST_GRADIENTS)
+    method = encoded.module
+    text, video = encoded.paired(MOST_GRADIENTS)
     scale = method.temperature().detach()
     text.sentence = text.sentence.detach().clone().requires_grad_(True)
     texts, means, pooled = _pairs(method, text, video)
@@ -167,69 +165,14 @@ def _band(axis: Axes, mean: np.ndarray, deviation: np.ndarray, start: int, color
     axis.plot(places, mean, color=color, **line)
 
 
-@torch.enable_grad()
-def measure_steps(encoded: EncodedSplit) -> Arrays:
-    """Return the distance of AdamW's steps of the increments from the analytic step, |eta - alpha| (Eq. 43).
-
-    A copy of psi is trained for a few steps on one batch of matching pairs at the recipe's rate. eta is the length of
-    an increment's change in a step; alpha comes from Eq. 41 with the longest increment of the text as radius.
-    `positive` and `negative` (STEPS,) are means over pairs whose gradient has not vanished in floating point.
-    """
-    method, (text, video) = copy.copy(encoded.module), encoded.paired(MOST_GRADIENTS)
-    method._modules = {**method._modules, "head": copy.deepcopy(method.head)}  # that is trained
-    pairs = PairedFeatures(text.detach(), video.detach(), rows := torch.arange(len(text), device=method.device), rows)
-    optimizer = torch.optim.AdamW(method.head.parameters(), lr=method.optimizer_config.lr)
-    own = torch.eye(len(text), dtype=torch.bool, device=rows.device)
-    found: dict[str, list[float]] = {"positive": [], "negative": []}
-
-    def increments() -> Tensor:
-        increments: Tensor = method.head(pairs.text, pairs.video, True).parts["increment"]
-        return increments.detach()
-
-    before = increments()
-    for _ in range(STEPS):
-        *_, pooled = _pairs(method, pairs.text, pairs.video)
-        corrected = (pairs.text.sentence.unsqueeze(1) + before).requires_grad_(True)
-        (gradient,) = torch.autograd.grad(_loss(corrected, pooled, method.temperature().detach()), corrected)
-        radius = before.norm(dim=-1).amax(1, keepdim=True).clamp(min=1e-12)
-        pulled = (gradient / gradient.norm(dim=-1, keepdim=True)).isfinite().all(-1)
-        # In units of each text's radius, so that one radius fits all.
-        alpha = trust_region_step((before / radius.unsqueeze(-1))[pulled], gradient[pulled], 1.0)
-        optimizer.zero_grad()
-        torch.stack([term.reshape(()) for term in method.losses(pairs).values()]).sum().backward()
-        optimizer.step()
-        after = increments()
-        error = ((after - before).norm(dim=-1)[pulled] - alpha * radius.expand_as(pulled)[pulled]).abs()
-        found["positive"].append(float(error[own[pulled]].mean()))
-        found["negative"].append(float(error[~own[pulled]].mean()))
-        before = after
-    return {name: np.array(values) for name, values in found.items()}
-
-
-def draw_steps(arrays: Arrays) -> Iterator[Chart]:
-    """Draw the step error over the steps."""
-    axes = new_panels(2)
-    panels = (("positive", "matching pairs", COLORS[0]), ("negative", "other pairs", COLORS[1]))
-    for axis, (kind, title, color) in zip(axes, panels, strict=True):
-        axis.plot(np.arange(1, len(arrays[kind]) + 1), arrays[kind], marker="o", markersize=3, color=color)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set(title=title, xlabel="step", ylabel="|eta - alpha|")
-    note = (
-        "GARE, Fig. 9 and Eqs. 41 to 43, for additional steps that train a copy of the trained weights on one fixed "
-        "batch of matching test pairs, with AdamW's defaults at the recipe's learning rate; the radius, which the "
-        "paper does not specify, is the text's longest increment. The paper shows the training itself."
-    )
-    alt = "A line chart of the mean error of AdamW's step against the analytic step."
-    yield Chart("", drawings(axes, alt), note=note)
-
-
 @torch.no_grad()
 def measure_hard_negatives(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the gaps `plain` without increments and `corrected` with them, (B, K) for the K hardest other videos.
 
     The hardest videos are those with the highest scores without increments.
     """
-    head, (text, video) = encoded.module.head, encoded.paired()
+    head = encoded.module.head
+    text, video = encoded.paired()
     sentences, means = head.of_texts(text.sentence, len(video)), head.of_videos(head.mean_frames(video), len(text))
     plain = sentences.cosine(head.pooled(sentences, means, video))[..., 0].T
     scores = {"plain": plain, "corrected": encoded.module.score(text, video).similarity}
@@ -243,7 +186,8 @@ def draw_hard_negatives(arrays: Arrays) -> Iterator[Chart]:
     (axis,) = new_panels(1)
     facts = []
     for name, words, color in (("plain", "without", COLORS[1]), ("corrected", "with", COLORS[0])):
-        mean, label = arrays[name].mean(0), f"{words} increments"
+        mean = arrays[name].mean(0)
+        label = f"{words} increments"
         _band(axis, mean, arrays[name].std(0), start=1, marker="o", markersize=3, color=color, label=label)
         facts.append(f"mean gap to the hardest video {label}: {mean[0]:.3g}")
     axis.axhline(0, color=COLORS[4], linewidth=0.6)

@@ -25,7 +25,9 @@ def measure_sheet(encoded: EncodedSplit) -> dict[str, Any]:
 
     Arrays (Q, 1 + K, ...) have the own video first and then the K best before post-processing.
     """
-    scores, matching, rank = encoded.similarity, encoded.matching, encoded.expected_ranks()
+    scores = encoded.similarity
+    matching = encoded.matching
+    rank = encoded.expected_ranks()
     places = np.linspace(0, len(rank) - 1, min(SHEET_QUERIES, len(rank))).round()
     queries = torch.argsort(rank, stable=True)[places.astype(int)]
     best = scores[queries].topk(min(SHEET_VIDEOS, scores.shape[1])).indices
@@ -71,7 +73,8 @@ def measure_failures(encoded: EncodedSplit) -> dict[str, Any]:
 
     Queries are drawn in one order, the same for every run on a dataset, so that runs share them if both fail.
     """
-    matching, rank = encoded.matching, encoded.expected_ranks()
+    matching = encoded.matching
+    rank = encoded.expected_ranks()
     others = encoded.similarity.clone()
     others[torch.arange(len(matching)), matching] = -torch.inf
     drawn = np.random.default_rng(0).permutation(len(rank))

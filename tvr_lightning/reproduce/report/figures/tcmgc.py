@@ -69,10 +69,12 @@ def boxes(axis: Axes, values: np.ndarray, names: Iterable[str]) -> None:
 @torch.no_grad()
 def measure_attention(encoded: EncodedSplit) -> dict[str, Any]:
     """Return the attention (K, 1 + W, F) of sentence and words to the frames of their videos, averaged over heads."""
-    method, encoder = encoded.module, encoded.module.encoder
+    method = encoded.module
+    encoder = method.encoder
     attention = method.head.attention
     pairs = encoded.pairs[torch.linspace(0, len(encoded.pairs) - 1, min(ATTENDED, len(encoded.pairs))).long()].tolist()
-    words, weights = [], []
+    words = []
+    weights = []
     for text_row, video_row in pairs:
         text, video = encoded.texts[[text_row]], encoded.videos[[video_row]]
         queries = attention.queries(torch.cat([text.sentence.unsqueeze(1), text.words], dim=1))
