@@ -114,7 +114,8 @@ class AuditTarget:
     def read_again(self, videos: Tensor) -> VideoBatch:
         """Read videos (m,) again, with their own captions in the data."""
         clips: Any = self.data.evaluation_dataloaders(self.split)[1].dataset
-        return VideoBatch.cat([clips[place] for place in self.videos.index[videos].tolist()]).to(self.method.device)
+        places = self.videos.index[videos].tolist()
+        return VideoBatch.cat([clips[place] for place in places]).to(self.method.device)
 
     def drawn(self, items: int, count: int | None = None) -> Tensor:
         """Return `count` of `items` numbers in random order. Default: all of them."""

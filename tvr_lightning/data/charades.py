@@ -7,7 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, malformed, read_table, read_text
+from tvr_lightning.data.records import Findings, Split, SplitName, malformed, numbered_lines, read_table
 
 MOMENT = re.compile(r"(?P<video>\S+) (?P<start>\d+(?:\.\d+)?) (?P<end>\d+(?:\.\d+)?)\s*##(?P<text>.*)")
 
@@ -69,10 +69,7 @@ $TVR_DATA/charades/
                 raise malformed(table, row["id"], message, "write seconds") from error
         sentences: dict[str, list[str]] = {}
         spans: dict[str, tuple[float, float]] = {}
-        for number, line in enumerate(read_text(source).split("\n"), start=1):
-            if not line.strip():
-                continue
-            entry = f"line {number}"
+        for entry, line in numbered_lines(source):
             moment = MOMENT.fullmatch(line.strip())
             if moment is None:
                 fix = "write <id> <start> <end>##<sentence>"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.records import Findings, Split, SplitName, read_text, tidy
+from tvr_lightning.data.records import Findings, Split, SplitName, numbered_lines, tidy
 
 FILES: dict[SplitName, str] = {
     "train": "LSMDC16_annos_training.csv",
@@ -59,18 +59,16 @@ $TVR_DATA/lsmdc/
         source = self.folder / FILES[name]
         dropped = DROPPED[self.split] if name == "test" else ()
         sentences: dict[str, list[str]] = {}
-        for number, line in enumerate(read_text(source).split("\n"), start=1):
-            if not line.strip():
-                continue
+        for entry, line in numbered_lines(source):
             columns = line.split("\t")
             clip = CLIP.fullmatch(columns[0].strip())
             if len(columns) != 6 or clip is None:
                 message = f"{len(columns)} columns" if len(columns) != 6 else f"no clip id: {columns[0]!r}"
                 fix = "write six columns separated by tabs, the first <movie>_HH.MM.SS.mmm-HH.MM.SS.mmm"
-                findings.add(source, f"line {number}", "malformed", message, fix)
+                findings.add(source, entry, "malformed", message, fix)
             elif name != "train" and tidy(columns[5]) in map(tidy, sentences.get(clip[0], [])):
                 message = f"{clip[0]} occurs again with the same sentence"
-                findings.add(source, f"line {number}", "duplicate-id", message, "remove the line")
+                findings.add(source, entry, "duplicate-id", message, "remove the line")
             elif name == "train" and self.split != "lsmdc16":
                 sentences[clip[0]] = [columns[5]]
             elif clip[0] not in dropped:

@@ -137,9 +137,15 @@ def read_text(file: Path) -> str:
         raise malformed(file, f"byte {error.start}", "not UTF-8 text", "save the file as UTF-8") from error
 
 
+def numbered_lines(file: Path) -> list[tuple[str, str]]:
+    """Return the lines of a text file that are not blank, each with its position for messages."""
+    lines = enumerate(read_text(file).split("\n"), start=1)
+    return [(f"line {number}", line) for number, line in lines if line.strip()]
+
+
 def read_lines(file: Path) -> list[str]:
-    """Return the non-empty lines of a text file without surrounding white space."""
-    return [line.strip() for line in read_text(file).split("\n") if line.strip()]
+    """Return the lines of a text file that are not blank without surrounding white space."""
+    return [line.strip() for _, line in numbered_lines(file)]
 
 
 def read_json(file: Path, shape: Any) -> Any:
@@ -204,10 +210,7 @@ def read_records(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
             raise malformed(file, "whole file", f"not a parquet file ({error})", "write it again") from error
         return [(f"row {number}", row) for number, row in enumerate(rows)]
     records = []
-    for number, line in enumerate(read_text(file).split("\n"), start=1):
-        if not line.strip():
-            continue
-        entry = f"line {number}"
+    for entry, line in numbered_lines(file):
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:

@@ -83,7 +83,8 @@ def evaluate_scores(
 def _score_warnings(scores: Tensor, truth: GroundTruth, ranks: tuple[Ranks, Ranks]) -> Iterator[str]:
     """Yield sentences about scores (N, M) that are not comparable with others or look wrong, and their ranks."""
     texts, videos = scores.shape
-    by_row, by_column = (bool(((scores.sum(dim) - 1).abs() < 1e-3).all() and (scores >= 0).all()) for dim in (1, 0))
+    positive = bool((scores >= 0).all())
+    by_row, by_column = (positive and bool(((scores.sum(dim) - 1).abs() < 1e-3).all()) for dim in (1, 0))
     if by_row:
         yield "softmax: every row sums to one, so video-to-text depends on the other videos of the test set"
     if by_column:

@@ -148,7 +148,8 @@ def bank_loaders(loaders: Sequence[DataLoader[Any]], size: int, seed: int) -> li
     for loader in loaders:
         dataset: Any = loader.dataset
         if len(dataset) > size:
-            drawn = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randperm(len(dataset), generator=generator)[:size].sort().values
             sampler = EvaluationSampler.of(loader)
             loader = type(loader)(  # a subclass may re-raise errors of its workers
                 Subset(dataset, drawn.tolist()),

@@ -166,7 +166,8 @@ def score_candidates(
 
     Candidates with videos outside the `share` of a process score 0.
     """
-    texts, videos = torch.arange(candidates.numel()) // candidates.shape[1], candidates.flatten().cpu()
+    texts = torch.arange(candidates.numel()) // candidates.shape[1]
+    videos = candidates.flatten().cpu()
     if direction == "video-to-text":
         texts, videos = videos, texts
     videos, order = videos.sort(stable=True)

@@ -7,13 +7,6 @@ from tvr_lightning.errors import UserError
 from tvr_lightning.features import TextFeatures, VideoFeatures
 
 
-def refuse(*conflicts: tuple[object, str]) -> None:
-    """Raise a UserError with the message of the first conflict that is true."""
-    for conflict, message in conflicts:
-        if conflict:
-            raise UserError(message)
-
-
 def distinct(option: str, chosen: Sequence[Any], known: Any) -> tuple[Any, ...]:
     """Return the chosen words of a Literal type in its order. Reject none and repetitions."""
     words = get_args(known)

@@ -138,7 +138,7 @@ class PreparedTokens(FeatureBatch):
 
 
 def prepared(tokens: Tensor, mask: Tensor, network: nn.Module | None) -> PreparedTokens:
-    """Return unit tokens with weights from the unnormalized tokens. Without a network, weights are uniform."""
+    """Return unit tokens with weights from unnormalized tokens (B, T, D); without a network, weights are uniform."""
     mask = mask.bool()
     logits = tokens.new_zeros(mask.shape) if network is None else network(tokens).squeeze(-1)
     # The lowest finite number, because minus infinity gives NaN for an item without tokens.

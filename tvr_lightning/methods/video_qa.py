@@ -37,7 +37,6 @@ from tvr_lightning.features import FeatureBatch, IndexedFeatures, TextFeatures, 
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
 from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.checks import refuse
 from tvr_lightning.methods.dpdv.model import spot_frames
 from tvr_lightning.methods.dpdv.options import ProperFraction
 from tvr_lightning.option_types import Count, Dropout, Role, check
@@ -82,16 +81,10 @@ class AnswerHead(nn.Module):
         self.micro = micro
         self.inputs = inputs
         check(self, dimension=dimension, answers=answers, hidden=hidden, dropout=dropout)
-        refuse(
-            (
-                pooling == "mean" and spot_ratio != 0.5,
-                f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.",
-            ),
-            (
-                micro and inputs != "both",
-                f"micro relates words and patches, so inputs must be both, not {inputs}",
-            ),
-        )
+        if pooling == "mean" and spot_ratio != 0.5:
+            raise UserError(f"spot_ratio {spot_ratio} is an option of pooling: spot. Remove it for pooling: mean.")
+        if micro and inputs != "both":
+            raise UserError(f"micro relates words and patches, so inputs must be both, not {inputs}")
         width = dimension * (3 if micro else 2)
         self.classify = nn.Sequential(
             nn.LayerNorm(width),
@@ -192,22 +185,20 @@ class VideoQuestionAnswering(RecipeModule):
         unused += ["gather"] if self.method.gather != "global" else []
         unused += ["released_devices"] if self.method.released_devices is not None else []
         unused += ["contrast"] if self.method.contrast.name else []
-        refuse(
-            (
-                micro and not self.method.needs_patches,
-                f"micro: {type(self.method).__name__} has no patches. Choose another method or micro: false",
-            ),
-            (
-                self.optimizer_config.gradient_cache is not None,
+        if micro and not self.method.needs_patches:
+            raise UserError(
+                f"micro: {type(self.method).__name__} has no patches. Choose another method or micro: false"
+            )
+        if self.optimizer_config.gradient_cache is not None:
+            raise UserError(
                 "optimizer.gradient_cache is for losses over a whole batch, but questions are answered one by one. Set "
-                "it to null, and set trainer.accumulate_grad_batches if a batch does not fit in memory.",
-            ),
-            (
-                unused,
+                "it to null, and set trainer.accumulate_grad_batches if a batch does not fit in memory."
+            )
+        if unused:
+            raise UserError(
                 f"model.init_args.method.init_args has {' and '.join(unused)}, which question answering does not use. "
-                "Remove them (the optimizer and the tuning are set in model.init_args).",
-            ),
-        )
+                "Remove them (the optimizer and the tuning are set in model.init_args)."
+            )
         self.method.tuning = tuning or FineTuning()
         self.method.tuning.apply(encoder)
         self.answers = answers

@@ -194,7 +194,7 @@ def weighted_sum(text: Tensor, video: WeightedTokens, pair_mask: Tensor | None) 
 
 
 def weighted_max(text: WeightedTokens, video: WeightedTokens, pair_mask: Tensor | None) -> Tensor:
-    """Return 1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt) of all pairs, for cosines a (Eqs. 5 and 9).
+    """Return 1/2 (sum_w theta_w max_t a_wt + sum_t theta_t max_w a_wt), (N, M), for cosines a (Eqs. 5 and 9).
 
     Groups of texts are trimmed to their longest text, so texts are preferably sorted from long to short.
     """

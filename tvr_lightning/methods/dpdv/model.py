@@ -42,7 +42,7 @@ class Captions(FeatureBatch):
 
     @classmethod
     def of(cls, features: TextFeatures, mask: Tensor) -> Captions:
-        """Return the features of B S texts as the captions of B videos."""
+        """Return the features of B S texts as the captions of B videos, which are valid in a mask (B, S)."""
         sentence, words, word_mask = (
             part.unflatten(0, mask.shape) for part in (features.sentence, features.words, features.word_mask)
         )

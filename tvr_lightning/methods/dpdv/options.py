@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from typing_extensions import override
 
+from tvr_lightning.errors import UserError
 from tvr_lightning.layers.patch_selector import PatchSelection
-from tvr_lightning.methods.checks import distinct, refuse
+from tvr_lightning.methods.checks import distinct
 from tvr_lightning.option_types import ConfigVariant, Count, Layers, NotNegative, Options, Range, Role, variant
 
 View = Literal["macro", "micro"]
@@ -157,44 +158,34 @@ class DPDVOptions(Options):
         self.paths = distinct("paths", self.paths, Pathway) if self.paths else ()
         micro = self.micro_interaction != "weighted-max" or self.patch_reduction != PatchMerging()
         several = self.recover_captions > 1
-        refuse(
-            (
-                not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"),
+        if not self.paths and (self.divergence.weight or self.spot_partition == "pairwise"):
+            raise UserError(
                 "paths is empty, so there are no paths to divide frames between or to compare the original pairs "
-                "with. Set divergence.weight to 0 and leave spot_partition at paired.",
-            ),
-            (
-                not self.original_loss and not (self.paths and self.path_weight),
-                "original_loss: false leaves no contrastive loss without paths that have a path_weight",
-            ),
-            (
-                self.paths and not (self.path_weight or self.divergence.weight),
-                f"paths {list(self.paths)} are in no loss: path_weight and divergence.weight are 0. Set paths to []",
-            ),
-            (
-                self.recover_captions > self.captions,
-                f"recover_captions is {self.recover_captions}; it must be between 1 and captions ({self.captions})",
-            ),
-            (
-                several and "recover" not in self.paths,
-                f"recover_captions {self.recover_captions} needs the path recover, which is not in paths",
-            ),
-            (
-                several and "ucofia" in (self.macro_interaction, self.micro_interaction),
+                "with. Set divergence.weight to 0 and leave spot_partition at paired."
+            )
+        if not self.original_loss and not (self.paths and self.path_weight):
+            raise UserError("original_loss: false leaves no contrastive loss without paths that have a path_weight")
+        if self.paths and not (self.path_weight or self.divergence.weight):
+            raise UserError(
+                f"paths {list(self.paths)} are in no loss: path_weight and divergence.weight are 0. Set paths to []"
+            )
+        if self.recover_captions > self.captions:
+            raise UserError(
+                f"recover_captions is {self.recover_captions}; it must be between 1 and captions ({self.captions})"
+            )
+        if several and "recover" not in self.paths:
+            raise UserError(f"recover_captions {self.recover_captions} needs the path recover, which is not in paths")
+        if several and "ucofia" in (self.macro_interaction, self.micro_interaction):
+            raise UserError(
                 f"ucofia aggregates a fixed number of tokens, but recover_captions {self.recover_captions} gives more. "
-                "Set recover_captions to 1 or use weighted-max.",
-            ),
-            (
-                micro and "micro" not in self.views,
-                "micro_interaction and patch_reduction need the view micro, which is not in views",
-            ),
-            (
-                self.macro_interaction != "weighted-sum" and "macro" not in self.views,
-                "macro_interaction needs the view macro, which is not in views",
-            ),
-            (
-                self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None,
+                "Set recover_captions to 1 or use weighted-max."
+            )
+        if micro and "micro" not in self.views:
+            raise UserError("micro_interaction and patch_reduction need the view micro, which is not in views")
+        if self.macro_interaction != "weighted-sum" and "macro" not in self.views:
+            raise UserError("macro_interaction needs the view macro, which is not in views")
+        if self.micro_interaction == "ucofia" and self.patch_reduction.per_frame is None:
+            raise UserError(
                 f"micro_interaction: ucofia has a matrix with one row per patch, but {self.patch_reduction!r} leaves "
-                "a number that depends on the frames. Use SelectedPatches (UCoFiA's own) or AveragePatches.",
-            ),
-        )
+                "a number that depends on the frames. Use SelectedPatches (UCoFiA's own) or AveragePatches."
+            )

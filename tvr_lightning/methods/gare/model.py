@@ -195,7 +195,7 @@ def norm_variance(increment: Tensor | Increments, options: NormRegularization) -
 def directional_diversity(increment: Tensor | Increments, options: DirectionRegularization) -> Tensor:
     """Return E_i log E_jk exp(-alpha (1 - z_ij . z_ik)) (Eq. 11), or E_i E_jk (z_ij . z_ik)^2 (appendix C.2).
 
-    `LogMeanExp` also compares each direction with itself (as released), `Orthogonal` does not.
+    Increments are (N, M, D). `LogMeanExp` also compares each direction with itself, as released.
     """
     cosine = Increments.of(increment).cosines  # (N, M, M)
     if isinstance(options, LogMeanExp):

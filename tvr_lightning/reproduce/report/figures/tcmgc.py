@@ -72,7 +72,9 @@ def measure_attention(encoded: EncodedSplit) -> dict[str, Any]:
     method = encoded.module
     encoder = method.encoder
     attention = method.head.attention
-    pairs = encoded.pairs[torch.linspace(0, len(encoded.pairs) - 1, min(ATTENDED, len(encoded.pairs))).long()].tolist()
+    total = len(encoded.pairs)
+    spread = torch.linspace(0, total - 1, min(ATTENDED, total)).long()
+    pairs = encoded.pairs[spread].tolist()
     words = []
     weights = []
     for text_row, video_row in pairs:
