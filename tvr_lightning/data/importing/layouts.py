@@ -145,7 +145,7 @@ def _msvd_from_official(files: Files) -> Converted:
 
 
 def _didemo_from_hub(files: Files) -> Converted:
-    converted = {}
+    converted: Converted = {}
     for name, file in files.items():
         found = read_hub_list(file)
         moments = [{"video": video, "description": text} for video, said in found.items() for text in said]
