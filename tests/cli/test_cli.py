@@ -247,19 +247,6 @@ def test_a_run_that_cannot_start_prints_one_line_and_leaves_no_folder(words, msr
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*"))
 
 
-def test_the_help_of_training_is_short_and_names_all_other_options(capsys):
-    assert main(["fit", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 45
-    assert max(map(len, lines)) <= 120
-    assert any("gare" in line and "tcmgc" in line for line in lines)
-    asked = {"--checkpoints.every_n_steps": ["--help_all"], "--model.gare": ["--model.help", "GARE"]}
-    for option, words in asked.items():
-        with pytest.raises(SystemExit, match="0"):
-            main(["fit", *words])
-        assert option in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_the_help_of_a_command_describes_every_option(command, capsys):
     known = CommandParser(command).known
