@@ -38,7 +38,7 @@ from tvr_lightning.layers.stochastic import (
 from tvr_lightning.methods.base import Protocol, RetrievalModule
 from tvr_lightning.methods.xpool import Query, XPoolHead, XPoolOptions
 from tvr_lightning.option_types import Options, SupportWeight, variant
-from tvr_lightning.pairwise import PairFrames, PlainFrames
+from tvr_lightning.pairwise import DensePairVectors, PairFrames, Pairwise, PlainFrames
 from tvr_lightning.training.losses import info_nce
 
 
@@ -104,13 +104,14 @@ class RegionHead(XPoolHead):
         """
         query, _ = self.prepare(text, video)
         frames = self.fused(text.sentence, video, self.trains_paired)
-        pooled = self.pooled(query, video, frames)
         sentence = self.normalized(text.sentence)
+        pooled: Pairwise = self.pooled(query, video, frames)
         texts = [sentence]
         if self.radius is not None:
             own = frames.cosine(text.sentence).diagonal(dim1=0, dim2=1).T  # (B, F): every text with its matching video
             std = self.std(own, video.frame_mask)
-            mean = pooled.materialize().mean(0)[:, 0]  # mean of each video over the texts
+            pooled = DensePairVectors(pooled.vectors)  # used twice
+            mean = pooled.vectors.mean(1)[:, 0]  # mean of each video over the texts
             assert sigma is not None
             moved = self.perturbed(sentence, std, sigma.to(sentence, non_blocking=True))
             texts = [moved, support_text(sentence, mean, std)]

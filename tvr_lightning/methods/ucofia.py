@@ -46,7 +46,7 @@ from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.checks import check_sizes, distinct
 from tvr_lightning.methods.pair_head import PairHead
 from tvr_lightning.option_types import Layers, Options, Role, variant
-from tvr_lightning.pairwise import mapped_between, mapped_by, token_similarities
+from tvr_lightning.pairwise import chained, mapped_between, token_similarities
 
 UCoFiAScore = Literal["video_sentence", "sentence_frame", "word_patch"]
 
@@ -134,7 +134,7 @@ class UCoFiAHead(PairHead):
         check_sizes(text, video, self.words, self.frames)
         sentence, mapped, words, patches = unit(text.sentence), None, None, None
         if "video_sentence" in self.options.scores:  # (s G) . (v G1) = (s G G1^T) . v
-            mapped = mapped_by(sentence, self.sentence_matrix, self.video_matrix.T)
+            mapped = chained(sentence, self.sentence_matrix.T, self.video_matrix)
         if "word_patch" in self.options.scores:
             assert video.patches is not None  # encode_video selects them
             drops = not self.training and self.options.evaluate_as == "released"

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Iterable
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tvr_lightning.layers.cosine import COSINE_EPS
-from tvr_lightning.pairwise.tiles import slices
-
-if TYPE_CHECKING:
-    from tvr_lightning.pairwise.dense import DensePairVectors
-
-P = TypeVar("P", bound="Pairwise")
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -25,29 +19,27 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def chained(vectors: Tensor, *layers: nn.Linear) -> Tensor:
+def chained(vectors: Tensor, *layers: nn.Linear | Tensor) -> Tensor:
     """Return the result of linear layers in sequence, combined into one matrix if that is cheaper.
 
     Args:
         vectors: Vectors (..., D).
-        layers: Layers from D to D; without layers, the vectors are returned unchanged.
+        layers: Layers from D to D, or matrices (D, D) like a layer's `weight`, without bias; without layers, the
+            vectors are returned unchanged.
 
     Returns:
         Vectors (..., D).
     """
-    if not layers:
-        return vectors
-    first, *others = [parameters_like(layer, vectors) for layer in layers]
-    if vectors.shape[:-1].numel() <= vectors.shape[-1]:
-        vectors = F.linear(vectors, *first)
-        for weight, bias in others:
-            vectors = F.linear(vectors, weight, bias)
-        return vectors
-    weight, bias = first
-    for second, second_bias in others:
-        bias = F.linear(bias, second, second_bias)
-        weight = second @ weight
-    return F.linear(vectors, weight, bias)
+    parameters = [parameters_of(layer, vectors.dtype) for layer in layers]
+    if len(parameters) > 1 and vectors.shape[:-1].numel() > vectors.shape[-1]:
+        weight, bias = parameters[0]
+        for second, second_bias in parameters[1:]:
+            bias = second_bias if bias is None else F.linear(bias, second, second_bias)
+            weight = second @ weight
+        parameters = [(weight, bias)]
+    for weight, bias in parameters:
+        vectors = F.linear(vectors, weight, bias)
+    return vectors
 
 
 def parameters_like(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,17 +82,17 @@ class Pairwise(ABC):
 
     @classmethod
     @abstractmethod
-    def from_texts(cls: type[P], vectors: Tensor, videos: int) -> P:
+    def from_texts(cls, vectors: Tensor, videos: int) -> Self:
         """Return x[j, i, q] = vectors[i, q] for `vectors` (N, Q, D), the same for each of `videos` videos."""
 
     @classmethod
     @abstractmethod
-    def from_videos(cls: type[P], vectors: Tensor, texts: int) -> P:
+    def from_videos(cls, vectors: Tensor, texts: int) -> Self:
         """Return x[j, i, q] = vectors[j, q] for `vectors` (M, Q, D), the same for each of `texts` texts."""
 
     @classmethod
     @abstractmethod
-    def mix(cls: type[P], weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> P:
+    def mix(cls, weights: Tensor, basis: Tensor, side: Literal["video", "text"] = "video") -> Self:
         """Return weighted sums of video or text vectors, as in attention.
 
         Args:
@@ -113,11 +105,11 @@ class Pairwise(ABC):
         """
 
     @abstractmethod
-    def linear(self: P, layer: nn.Linear | Tensor) -> P:
+    def linear(self, layer: nn.Linear | Tensor) -> Self:
         """Return the vectors after a linear layer, or after a matrix (D, D) like a layer's `weight`, without bias."""
 
     @abstractmethod
-    def layer_norm(self: P, layer: nn.LayerNorm) -> P:
+    def layer_norm(self, layer: nn.LayerNorm) -> Self:
         """Return the vectors after the LayerNorm `layer`, with the layer's own eps."""
 
     @abstractmethod
@@ -128,9 +120,10 @@ class Pairwise(ABC):
         are not in the span of the basis.
         """
 
+    @property
     @abstractmethod
-    def dense(self) -> DensePairVectors:
-        """Return the vectors in element form, as `DensePairVectors`."""
+    def vectors(self) -> Tensor:
+        """Return the vectors (M, N, Q, D), which are computed if they are not in memory."""
 
     @abstractmethod
     def __add__(self, other: Pairwise) -> Pairwise:
@@ -141,16 +134,20 @@ class Pairwise(ABC):
         """Return the difference; single slots are broadcast as in a sum."""
 
     @abstractmethod
-    def scale(self: P, factor: Tensor) -> P:
+    def scale(self, factor: Tensor) -> Self:
         """Return every vector times its factor in `factor` (M, N, Q)."""
 
     @abstractmethod
-    def select(self: P, start: int, stop: int) -> P:
-        """Return the slots from `start` to before `stop`."""
+    def __getitem__(self, index: tuple[slice, slice, slice]) -> Self:
+        """Return the vectors of some videos, texts and slots."""
 
-    def divided(self: P, start: int) -> tuple[P, P]:
+    def divided(self, start: int) -> tuple[Self, Self]:
         """Return the slots before `start` and the slots from `start` on."""
-        return self.select(0, start), self.select(start, self.slots)
+        return self[:, :, :start], self[:, :, start:]
+
+    def joined(self) -> Self:
+        """Return the same vectors in the form that is the fastest to take many parts of."""
+        return self
 
     @abstractmethod
     def dot(self, vectors: Tensor) -> Tensor:
@@ -165,12 +162,12 @@ class Pairwise(ABC):
         """Return inner products with F vectors of the same video: `vectors` (M, F, D) to (M, F, N, Q)."""
 
     @abstractmethod
-    def inner(self: P, other: P) -> Tensor:
+    def inner(self, other: Pairwise) -> Tensor:
         """Return inner products (M, N, Q) with the vectors of the same pair in `other`."""
 
     def materialize(self) -> Tensor:
         """Return the vectors (N, M, Q, D)."""
-        return self.dense().vectors.transpose(0, 1)
+        return self.vectors.transpose(0, 1)
 
     def logits(
         self, vectors: Tensor, query: nn.Linear, key: nn.Linear, side: Literal["video", "text"] = "video"
@@ -181,7 +178,9 @@ class Pairwise(ABC):
         if self._stored() < keys.shape[:2].numel():
             return self.linear(query)._along(keys, side)
         weight, bias = parameters_like(query, keys)
-        return self._along(keys @ weight, side) + _of_side((keys @ bias).unsqueeze(-1), side)
+        biases = keys @ bias  # (M, K) or (N, K)
+        biases = biases[..., None, None] if side == "video" else biases.T[None, :, :, None]
+        return self._along(keys @ weight, side) + biases
 
     def _along(self, vectors: Tensor, side: Literal["video", "text"]) -> Tensor:
         """Return products (M, K, N, Q) with `vectors` (M, K, D) of the same video, or (N, K, D) of the same text."""
@@ -196,31 +195,10 @@ class Pairwise(ABC):
         # The square may round below zero; at zero itself the root has no gradient.
         return self.inner(self).clamp(min=COSINE_EPS**2).sqrt()
 
-    def unit(self: P) -> P:
+    def unit(self) -> Self:
         """Return the vectors scaled to unit length."""
         return self.scale(self.norm().reciprocal())
 
-    def cosine(self: P, other: P) -> Tensor:
+    def cosine(self, other: Pairwise) -> Tensor:
         """Return cosines (M, N, Q) with the vectors of the same pair in `other`."""
         return self.inner(other) / (self.norm() * other.norm())
-
-    def cosine_each(self, made: Callable[[slice, slice], Tensor], dimension: int) -> Tensor:
-        """Return cosines (M, N, Q) with vectors made(videos, texts) (m, n, D) of slices of both, which are not kept."""
-        meet, norm = self._meeting(), self.norm()
-        rows = []
-        for videos in slices(self.videos, self.texts * dimension, norm.device):
-            cosines = []
-            for texts in slices(self.texts, (videos.stop - videos.start) * dimension, norm.device):
-                vectors = at_least_float32(made(videos, texts))
-                cosines.append(meet(videos, texts, vectors) / vectors.norm(dim=-1, keepdim=True).clamp(min=COSINE_EPS))
-            rows.append(torch.cat(cosines, dim=1))
-        return torch.cat(rows) / norm
-
-    @abstractmethod
-    def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
-        """Return a function for the products (m, n, Q) of m videos' vectors with vectors (m, n, D) of n texts."""
-
-
-def _of_side(values: Tensor, side: Literal["video", "text"]) -> Tensor:
-    """Return values of videos (M, K, 1), or of texts (N, K, 1), in a shape that broadcasts to (M, K, N, Q)."""
-    return values.unsqueeze(2) if side == "video" else values.transpose(0, 1).unsqueeze(0)

@@ -1,8 +1,9 @@
-"""Terms of factorized pair vectors: coefficients over the vectors of one side, with pending operations."""
+"""Terms of factorized pair vectors: coefficients over the vectors of one side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -10,112 +11,92 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+@dataclass(eq=False)
 class BasisTerm:
     """Coefficients over the vectors of one side of a pair.
 
-    Args:
-        coefficients: (M, K, N, Q); None if slot q is basis vector q (then K is Q, or 1 for every slot).
-        vectors: (M, K, D) of each video, (N, K, D) of each text, or (K, D) shared by all pairs: the basis, or the
-            vectors that give the basis after `pending`.
+    Attributes:
+        coefficients: (M, K, N, Q); None for a single vector with coefficient 1.
+        basis: (M, K, D) of each video, (1, K, D) shared by all pairs, or (N, K, D) of each text.
         factor: (M, N, Q) factor of all coefficients of a vector. It is kept separately, because a product has one
             value per pair to multiply, but K coefficients.
-        pending: (D, D) matrix, or (D,) diagonal of one, that is still to be applied to `vectors`. If there are more
-            than D vectors, scaling, centering and adding are applied to the matrix, which is smaller.
+        of_texts: True for a basis of texts.
+        met: products of the only vector of each text with vectors of videos, and these vectors. A cosine with a mix of
+            frames needs the products of its weights again.
     """
 
-    def __init__(
-        self,
-        coefficients: Tensor | None,
-        vectors: Tensor,
-        factor: Tensor | None = None,
-        pending: Tensor | None = None,
-    ) -> None:
-        self.coefficients, self.vectors, self.factor, self.pending = coefficients, vectors, factor, pending
-        self._basis = vectors if pending is None else None
-        self._met: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def basis(self) -> Tensor:
-        """Return the basis, in the shape of `vectors`."""
-        if self._basis is None:
-            assert self.pending is not None
-            diagonal = self.pending.ndim == 1
-            self._basis = self.vectors * self.pending if diagonal else F.linear(self.vectors, self.pending)
-        return self._basis
-
-    @property
-    def single(self) -> bool:
-        """Return True if every slot is the only vector of the basis, apart from the factor."""
-        return self.coefficients is None and self.vectors.shape[-2] == 1
-
-    @property
-    def many(self) -> bool:
-        """Return True if there are more vectors than rows of a matrix."""
-        return self.vectors.shape[:-1].numel() > self.vectors.shape[-1]
-
-    def centered(self) -> BasisTerm:
-        """Return the side with the mean over D subtracted from every vector of the basis."""
-        if self.many and self.pending is not None and self.pending.ndim == 2:
-            return self._waiting(self.vectors, self.pending - self.pending.mean(0))
-        return self.mapped(lambda basis: basis - basis.mean(-1, keepdim=True))
-
-    def times(self, weight: Tensor) -> BasisTerm:
-        """Return the side with every vector of the basis times `weight` (D,), element by element."""
-        if self.many:
-            return self._waiting(self.basis, weight)
-        return self.mapped(lambda basis: basis * weight)
-
-    def linear(self, weight: Tensor) -> BasisTerm:
-        """Return the side with the matrix `weight` (D, D) applied to the basis."""
-        if not self.many:
-            return self.mapped(lambda basis: F.linear(basis, weight))
-        if self.pending is not None and self.pending.ndim == 1:
-            return self._waiting(self.vectors, weight * self.pending)
-        return self._waiting(self.basis, weight)
-
-    def plus(self, other: BasisTerm) -> BasisTerm:
-        """Return the sum with a side that has the same coefficients and the same factor."""
-        if self.vectors is other.vectors and self.many and self.pending is not None and other.pending is not None:
-            ranks = self.pending.ndim, other.pending.ndim
-            maps = [
-                torch.diag(side.pending) if rank < max(ranks) and side.pending is not None else side.pending
-                for side, rank in zip((self, other), ranks, strict=True)
-            ]
-            assert maps[0] is not None
-            assert maps[1] is not None
-            return self._waiting(self.vectors, maps[0] + maps[1])
-        return BasisTerm(self.coefficients, self.basis + other.basis, self.factor)
+    coefficients: Tensor | None
+    basis: Tensor
+    factor: Tensor | None = None
+    of_texts: bool = False
+    met: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> BasisTerm:
-        """Return the side with `function` of its basis."""
-        return BasisTerm(self.coefficients, function(self.basis), self.factor)
-
-    def _waiting(self, vectors: Tensor, pending: Tensor) -> BasisTerm:
-        return BasisTerm(self.coefficients, vectors, self.factor, pending)
+        """Return the term with `function` of its basis."""
+        return replace(self, basis=function(self.basis), met=[])
 
     def scaled(self, factor: Tensor) -> BasisTerm:
-        """Return the side with every vector scaled by `factor` (M, N, Q)."""
-        return self.with_factor(factor if self.factor is None else self.factor * factor)
+        """Return the term with every vector scaled by `factor` (M, N, Q)."""
+        return replace(self, factor=factor if self.factor is None else self.factor * factor)
 
-    def with_factor(self, factor: Tensor | None) -> BasisTerm:
-        """Return the side with another factor."""
-        side = BasisTerm(self.coefficients, self.vectors, factor, self.pending)
-        side._basis, side._met = self._basis, self._met
-        return side
+    def full(self) -> Tensor:
+        """Return the coefficients times the factor, in a shape that broadcasts to (M, K, N, Q)."""
+        if self.factor is None:
+            return self.basis.new_ones(1, 1, 1, 1) if self.coefficients is None else self.coefficients
+        factor = self.factor.unsqueeze(1)
+        return factor if self.coefficients is None else self.coefficients * factor
 
-    def with_frames(self, vectors: Tensor) -> Tensor:
-        """Return products (M, F, N, L) of a basis of texts with `vectors` (M, F, D).
+    def weighted(self, values: Tensor, fresh: bool = False) -> Tensor:
+        """Return the sum over K of `values` times coefficients (M, K, N, Q) without the factor, as (M, N, Q).
 
-        They are cached in the side, because a cosine with a mix of frames needs the products of its weights again.
+        `fresh` values may be overwritten.
         """
-        for met, products in self._met:
+        if self.coefficients is None:
+            return values[:, 0]
+        whole = values.shape == torch.broadcast_shapes(values.shape, self.coefficients.shape)
+        if fresh and whole and not torch.is_grad_enabled():
+            return values.mul_(self.coefficients).sum(1)
+        return (values * self.coefficients).sum(1)
+
+    def dot(self, vectors: Tensor) -> Tensor:
+        """Return products of texts' vectors with `vectors` (N, T, D), without the factor, as (M or 1, N, T, Q)."""
+        products = vectors @ self.basis.mT  # (N, T, K)
+        if self.coefficients is None:
+            return products.unsqueeze(0)
+        return torch.einsum("ntk,mknq->mntq", products, self.coefficients)
+
+    def dot_frames(self, vectors: Tensor) -> Tensor:
+        """Return products with `vectors` (M or 1, F, D), without the factor, as (M or 1, F, N or 1, Q or 1)."""
+        if self.of_texts:
+            products = self._with_frames(vectors)  # (M, F, N, K)
+            if self.coefficients is None:
+                return products
+            return torch.einsum("mfnk,mknq->mfnq", products, self.coefficients)
+        products = vectors @ self.basis.mT  # (M, F, K)
+        if self.coefficients is None:
+            return products.unsqueeze(2)
+        return (products @ self.coefficients.flatten(2)).unflatten(2, self.coefficients.shape[2:])
+
+    def _with_frames(self, vectors: Tensor) -> Tensor:
+        for met, products in self.met:
             if met is vectors:
                 return products
         products = F.linear(vectors.flatten(0, 1), self.basis.flatten(0, 1))
         products = products.view(*vectors.shape[:2], *self.basis.shape[:2])
-        if self.single:
-            self._met.append((vectors, products))
+        if self.coefficients is None:
+            self.met.append((vectors, products))
         return products
+
+    def inner(self, other: BasisTerm) -> Tensor:
+        """Return inner products with the vectors of another term, in a shape that broadcasts to (M, N, Q)."""
+        first, second = self, other
+        if (second.of_texts, second.basis.shape[1]) > (first.of_texts, first.basis.shape[1]):
+            first, second = second, first  # products with as few vectors as possible, and of texts with videos
+        products = first.dot(second.basis).transpose(1, 2) if second.of_texts else first.dot_frames(second.basis)
+        value = second.weighted(products, fresh=not first.of_texts)
+        for term in (self, other):
+            value = value if term.factor is None else value * term.factor
+        return value
 
 
 class BasisTerms(NamedTuple):
@@ -123,8 +104,8 @@ class BasisTerms(NamedTuple):
 
     Attributes:
         video: coefficients and basis (M, K, D) of the videos.
-        text: coefficients and basis (N, L, D) of the texts.
-        shared: coefficients and basis (S, D) of vectors of neither side, such as a bias after a LayerNorm.
+        text: coefficients and basis (N, K, D) of the texts.
+        shared: coefficients and basis (1, K, D) of vectors of neither side, such as a bias after a LayerNorm.
     """
 
     video: BasisTerm | None = None
@@ -132,5 +113,5 @@ class BasisTerms(NamedTuple):
     shared: BasisTerm | None = None
 
     def map(self, function: Callable[[BasisTerm], BasisTerm]) -> BasisTerms:
-        """Return the result of `function` for every existing side."""
-        return BasisTerms(*(None if side is None else function(side) for side in self))
+        """Return the result of `function` for every existing term."""
+        return BasisTerms(*(None if term is None else function(term) for term in self))

@@ -9,7 +9,7 @@ value for every dimension.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -21,22 +21,20 @@ from tvr_lightning.pairwise.base import Pairwise, chained, parameters_like, tota
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.tiles import loops_are_fast
 
-Self = TypeVar("Self", bound="PairFrames")
-
 
 class PairFrames(ABC):
     """F frames of every pair of a video j and a text i, x[j, i, f]."""
 
     @abstractmethod
-    def layer_norm(self: Self, layer: nn.LayerNorm) -> Self:
+    def layer_norm(self, layer: nn.LayerNorm) -> Self:
         """Return the frames after the LayerNorm `layer`, with the layer's own eps."""
 
     @abstractmethod
-    def linear(self: Self, *layers: nn.Linear) -> Self:
+    def linear(self, *layers: nn.Linear) -> Self:
         """Return the frames after `layers` in sequence."""
 
     @abstractmethod
-    def per_head(self: Self, heads: int) -> Self:
+    def per_head(self, heads: int) -> Self:
         """Return the frames once per head, one head after another, with zeros outside the head's columns."""
 
     def dot(self, queries: Tensor, layer: nn.Linear | None = None) -> Tensor:
@@ -76,16 +74,17 @@ class PlainFrames(PairFrames):
         self.frames = frames
 
     @override
-    def layer_norm(self, layer: nn.LayerNorm) -> PlainFrames:
-        return PlainFrames(_layer_norm(layer, self.frames))
+    def layer_norm(self, layer: nn.LayerNorm) -> Self:
+        parameters = parameters_like(layer, self.frames)
+        return type(self)(F.layer_norm(self.frames, layer.normalized_shape, *parameters, layer.eps))
 
     @override
-    def linear(self, *layers: nn.Linear) -> PlainFrames:
-        return PlainFrames(chained(self.frames, *layers))
+    def linear(self, *layers: nn.Linear) -> Self:
+        return type(self)(chained(self.frames, *layers))
 
     @override
-    def per_head(self, heads: int) -> PlainFrames:
-        return PlainFrames(_once_per_head(self.frames, heads))
+    def per_head(self, heads: int) -> Self:
+        return type(self)(_once_per_head(self.frames, heads))
 
     @property
     @override
@@ -105,6 +104,22 @@ class PlainFrames(PairFrames):
         return (unit(self.frames) @ unit(texts).T).transpose(1, 2)
 
 
+class DenseFrames(PlainFrames):
+    """Frames (M, N, F, D) of every pair in memory, for gates with a value per dimension and as a reference in tests."""
+
+    @override
+    def _dot(self, queries: Tensor) -> Tensor:
+        return (self.frames @ queries.mT).transpose(1, 2)
+
+    @override
+    def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
+        return DensePairVectors(torch.einsum("mfnq,mnfd->mnqd", weights, self.frames))
+
+    @override
+    def cosine(self, texts: Tensor) -> Tensor:
+        return torch.einsum("nd,mnfd->mnf", unit(texts), unit(self.frames))
+
+
 class BlendedFrames(PairFrames):
     """Frames sum_k c_k[j, f, i] B_k[j, f] + offset.
 
@@ -114,11 +129,8 @@ class BlendedFrames(PairFrames):
     """
 
     def __init__(self, parts: list[tuple[Tensor | None, Tensor]], offset: Tensor | None = None) -> None:
-        self.parts, self.offset = parts, offset
-
-    def __radd__(self, frames: Tensor) -> BlendedFrames:
-        """Return the sum with frames (M, F, D) of the videos."""
-        return BlendedFrames([(None, frames), *self.parts], self.offset)
+        self.parts = parts
+        self.offset = offset
 
     @override
     def layer_norm(self, layer: nn.LayerNorm) -> BlendedFrames:
@@ -173,68 +185,6 @@ class BlendedFrames(PairFrames):
         return (products / _square(self.parts).sqrt().clamp(min=COSINE_EPS)).transpose(1, 2)
 
 
-class DenseFrames(PairFrames):
-    """Frames (M, N, F, D) of every pair in memory, for gates with a value per dimension and as a reference in tests."""
-
-    def __init__(self, frames: Tensor) -> None:
-        self.frames = frames
-
-    def __radd__(self, frames: Tensor) -> DenseFrames:
-        """Return the sum with frames (M, F, D) of the videos."""
-        return DenseFrames(frames.unsqueeze(1) + self.frames)
-
-    @override
-    def layer_norm(self, layer: nn.LayerNorm) -> DenseFrames:
-        return DenseFrames(_layer_norm(layer, self.frames))
-
-    @override
-    def linear(self, *layers: nn.Linear) -> DenseFrames:
-        return DenseFrames(chained(self.frames, *layers))
-
-    @override
-    def per_head(self, heads: int) -> DenseFrames:
-        return DenseFrames(_once_per_head(self.frames, heads))
-
-    @property
-    @override
-    def vectors(self) -> int:
-        return self.frames.shape[:-1].numel()
-
-    @override
-    def _dot(self, queries: Tensor) -> Tensor:
-        return (self.frames @ queries.mT).transpose(1, 2)
-
-    @override
-    def mix(self, weights: Tensor, form: type[Pairwise]) -> Pairwise:
-        return DensePairVectors(torch.einsum("mfnq,mnfd->mnqd", weights, self.frames))
-
-    @override
-    def cosine(self, texts: Tensor) -> Tensor:
-        return torch.einsum("nd,mnfd->mnf", unit(texts), unit(self.frames))
-
-
-class PairGate:
-    """Gate values between 0 and 1 that depend on the pair: frames + gate * (others - frames) blends two frames.
-
-    Args:
-        values: (M, F, N), one value for every pair and frame, for `BlendedFrames`; or (M, N, F, D), one for every
-            dimension, or (M, N, F, 1), for `DenseFrames`.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def dense(self) -> PairGate:
-        """Return a gate with the same values for `DenseFrames`."""
-        return self if self.values.ndim == 4 else PairGate(self.values.transpose(1, 2).unsqueeze(-1))
-
-    def __mul__(self, frames: Tensor) -> BlendedFrames | DenseFrames:
-        """Return frames (M, F, D) of the videos times the gate."""
-        if self.values.ndim == 3:
-            return BlendedFrames([(self.values, frames)])
-        return DenseFrames(self.values * frames.unsqueeze(1))
-
-
 def _once_per_head(frames: Tensor, heads: int) -> Tensor:
     """Return the frames (..., F, D) once per head, (..., heads F, D), with zeros outside the head's columns."""
     if heads == 1:
@@ -242,10 +192,6 @@ def _once_per_head(frames: Tensor, heads: int) -> Tensor:
     width = frames.shape[-1] // heads
     own = torch.eye(heads, dtype=frames.dtype, device=frames.device).repeat_interleave(width, dim=1)  # (heads, D)
     return (frames.unsqueeze(-3) * own.unsqueeze(1)).flatten(-3, -2)
-
-
-def _layer_norm(layer: nn.LayerNorm, frames: Tensor) -> Tensor:
-    return F.layer_norm(frames, layer.normalized_shape, *parameters_like(layer, frames), layer.eps)
 
 
 def _times(coefficients: Tensor | None, values: Tensor) -> Tensor:

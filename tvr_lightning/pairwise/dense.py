@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -25,14 +24,16 @@ class DensePairVectors(Pairwise):
     """
 
     def __init__(self, vectors: Tensor, factor: Tensor | None = None) -> None:
-        self._vectors, self._factor = at_least_float32(vectors), factor
+        self._vectors = at_least_float32(vectors)
+        self._factor = factor
         self.videos, self.texts, self.slots = vectors.shape[:3]
 
     @property
+    @override
     def vectors(self) -> Tensor:
-        """Return the vectors (M, N, Q, D)."""
         if self._factor is not None:
-            self._vectors, self._factor = self._vectors * self._factor.unsqueeze(-1), None
+            self._vectors = self._vectors * self._factor.unsqueeze(-1)
+            self._factor = None
         return self._vectors
 
     @classmethod
@@ -72,15 +73,11 @@ class DensePairVectors(Pairwise):
 
     @override
     def __add__(self, other: Pairwise) -> DensePairVectors:
-        return DensePairVectors(self.vectors + other.dense().vectors)
+        return DensePairVectors(self.vectors + other.vectors)
 
     @override
     def __sub__(self, other: Pairwise) -> DensePairVectors:
-        return DensePairVectors(self.vectors - other.dense().vectors)
-
-    @override
-    def dense(self) -> DensePairVectors:
-        return self
+        return DensePairVectors(self.vectors - other.vectors)
 
     @override
     def norm(self) -> Tensor:
@@ -91,9 +88,8 @@ class DensePairVectors(Pairwise):
         return DensePairVectors(self._vectors, factor if self._factor is None else self._factor * factor)
 
     @override
-    def select(self, start: int, stop: int) -> DensePairVectors:
-        factor = None if self._factor is None else self._factor[:, :, start:stop]
-        return DensePairVectors(self._vectors[:, :, start:stop], factor)
+    def __getitem__(self, index: tuple[slice, slice, slice]) -> DensePairVectors:
+        return DensePairVectors(self._vectors[index], None if self._factor is None else self._factor[index])
 
     @override
     def dot(self, vectors: Tensor) -> Tensor:
@@ -109,9 +105,6 @@ class DensePairVectors(Pairwise):
     def dot_frames(self, vectors: Tensor) -> Tensor:
         flat = self.vectors.flatten(1, 2).transpose(1, 2)
         return (vectors.to(flat.dtype) @ flat).unflatten(2, (self.texts, self.slots))
-
-    def _meeting(self) -> Callable[[slice, slice, Tensor], Tensor]:
-        return lambda videos, texts, vectors: (self.vectors[videos, texts] @ vectors.unsqueeze(-1)).squeeze(-1)
 
     @override
     def inner(self, other: Pairwise) -> Tensor:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from typing_extensions import override
 
-from tvr_lightning.layers.cosine import COSINE_EPS
+from tvr_lightning.layers.cosine import COSINE_EPS, unit
 from tvr_lightning.pairwise.base import parameters_of
 from tvr_lightning.pairwise.dense import DensePairVectors
 from tvr_lightning.pairwise.tiles import LARGE_TILE, TILE, loops_are_fast
@@ -44,8 +44,8 @@ class Summed(NamedTuple):
         """Return the coefficients (v, K, n Q) of a tile."""
         return self.coefficients[videos, :, texts].flatten(2)
 
-    def mixed(self, videos: slice, texts: slice) -> Tensor:
-        """Return the vectors (v, n Q, D) of a tile."""
+    def mixed(self, videos: slice = slice(None), texts: slice = slice(None)) -> Tensor:
+        """Return the vectors (v, n Q, D) of a tile, or of all pairs."""
         return torch.bmm(self.rows(videos, texts).transpose(1, 2), self.basis[videos])
 
     def add_gradients(self, sums: Summed, videos: slice, texts: slice, gradient: Tensor) -> None:
@@ -59,9 +59,9 @@ class Summed(NamedTuple):
         """Return zero-initialized sums for gradients."""
         return Summed(torch.zeros_like(self.coefficients), torch.zeros_like(self.basis))
 
-    def slots(self, start: int, stop: int) -> Summed:
-        """Return the slots from `start` to before `stop`."""
-        return Summed(self.coefficients[..., start:stop].contiguous(), self.basis)
+    def part(self, videos: slice, texts: slice, slots: slice) -> Summed:
+        """Return the sums of some videos, texts and slots."""
+        return Summed(self.coefficients[videos, :, texts, slots].contiguous(), self.basis[videos])
 
 
 class DroppedPairVectors(DensePairVectors):
@@ -83,50 +83,49 @@ class DroppedPairVectors(DensePairVectors):
         layer: nn.LayerNorm | None = None,
         to_unit: bool = False,
     ) -> None:
-        self.dropped, self.staying, self.whole, self.layer, self.to_unit = dropped, staying, whole, layer, to_unit
+        self.dropped = dropped
+        self.staying = staying
+        self.whole = whole
+        self.layer = layer
+        self.to_unit = to_unit
         self.videos, self.texts, self.slots = staying.shape[:3]
         self._factor: Tensor | None = None
 
     @property
     def open(self) -> bool:
-        """Return True if vectors can still be added: there is no LayerNorm yet, and nothing is in memory."""
-        return self.layer is None and self.whole is None and not self._in_memory
-
-    @property
-    def _in_memory(self) -> bool:
-        return "_vectors" in vars(self)
+        """Return True if vectors can still be added: there is no LayerNorm yet."""
+        return self.layer is None and self.whole is None
 
     @override
     def layer_norm(self, layer: nn.LayerNorm) -> DensePairVectors:  # type: ignore[override]
-        if self.layer is not None or self._in_memory:
+        if self.layer is not None:
             return super().layer_norm(layer)
         return DroppedPairVectors(self.dropped, self.staying, self.whole, layer)
 
     @override
     def linear(self, layer: nn.Linear | Tensor) -> DensePairVectors:  # type: ignore[override]
-        if self.layer is None or self.to_unit or self._in_memory:
+        if self.layer is None or self.to_unit:
             return super().linear(layer)
         return DensePairVectors(self._behind(self.layer, *parameters_of(layer, self.dropped.basis.dtype)))
 
     @override
     def unit(self) -> DensePairVectors:  # type: ignore[override]
-        if self.layer is None or self.to_unit or self._in_memory:
+        if self.layer is None or self.to_unit:
             return super().unit()
         return DroppedPairVectors(self.dropped, self.staying, self.whole, self.layer, to_unit=True)
 
     @override
-    def select(self, start: int, stop: int) -> DensePairVectors:  # type: ignore[override]
-        if self._in_memory:
-            return super().select(start, stop)
-        dropped, whole, staying = self.dropped.slots(start, stop), self.whole, self.staying[:, :, start:stop]
+    def __getitem__(self, index: tuple[slice, slice, slice]) -> DensePairVectors:  # type: ignore[override]
+        dropped = self.dropped.part(*index)
+        whole = self.whole
         if whole is not None:
             alike = whole.coefficients is self.dropped.coefficients
-            whole = Summed(dropped.coefficients, whole.basis) if alike else whole.slots(start, stop)
-        return DroppedPairVectors(dropped, staying, whole, self.layer, self.to_unit)
+            whole = Summed(dropped.coefficients, whole.basis[index[0]]) if alike else whole.part(*index)
+        return DroppedPairVectors(dropped, self.staying[index], whole, self.layer, self.to_unit)
 
     @override
     def dot(self, vectors: Tensor) -> Tensor:
-        if self.layer is None or self._in_memory:
+        if self.layer is None:
             return super().dot(vectors)
         eps, *tensors = self._arguments(self.layer)
         products: Tensor = _Products.apply(eps, self.to_unit, vectors.to(self.dropped.basis.dtype), *tensors)
@@ -145,14 +144,10 @@ class DroppedPairVectors(DensePairVectors):
     @functools.cached_property
     def _vectors(self) -> Tensor:  # type: ignore[override]
         if self.layer is None:
-            vectors = self.dropped.mixed(slice(None), slice(None)).view(self.staying.shape) * self.staying
-            if self.whole is None:
-                return vectors
-            return vectors + self.whole.mixed(slice(None), slice(None)).view(self.staying.shape)
+            vectors = self.dropped.mixed().view(self.staying.shape) * self.staying
+            return vectors if self.whole is None else vectors + self.whole.mixed().view(self.staying.shape)
         made = self._behind(self.layer)
-        if not self.to_unit:
-            return made
-        return made / torch.linalg.vector_norm(made, dim=-1, keepdim=True).clamp(min=COSINE_EPS)
+        return unit(made) if self.to_unit else made
 
     def _behind(self, layer: nn.LayerNorm, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Return the vectors (M, N, Q, E) after a LayerNorm and, if its weight (E, D) is given, a linear layer."""
@@ -165,7 +160,10 @@ class _Recipe:
     """Inputs for computing the vectors of a tile, and for their gradients."""
 
     def __init__(self, eps: float, staying: Tensor, weight: Tensor, bias: Tensor, *sums: Tensor) -> None:
-        self.eps, self.staying, self.weight, self.bias = eps, staying, weight, bias
+        self.eps = eps
+        self.staying = staying
+        self.weight = weight
+        self.bias = bias
         self.dropped, *self.whole = (Summed(*pair) for pair in zip(sums[::2], sums[1::2], strict=True))
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
@@ -197,12 +195,15 @@ class _Gradients:
 
     def __init__(self, recipe: _Recipe) -> None:
         self.recipe = recipe
-        self.weight, self.bias = torch.zeros_like(recipe.weight), torch.zeros_like(recipe.bias)
+        self.weight = torch.zeros_like(recipe.weight)
+        self.bias = torch.zeros_like(recipe.bias)
         self.sums = [part.zeros() for part in (recipe.dropped, *recipe.whole)]
 
     def add(self, videos: slice, texts: slice, gradient: Tensor, made: tuple[Tensor, ...]) -> None:
         """Add the contribution of the gradient (v, n, Q, D) of a tile after its LayerNorm, given what was `made`."""
-        (staying, before, _, mean, scale), recipe, size = made, self.recipe, [gradient.shape[-1]]
+        staying, before, _, mean, scale = made
+        recipe = self.recipe
+        size = [gradient.shape[-1]]
         gradient, weight, bias = torch.ops.aten.native_layer_norm_backward(
             gradient, before, size, mean, scale, recipe.weight, recipe.bias, [True, True, True]
         )
@@ -241,7 +242,8 @@ class _Normalized(torch.autograd.Function):
         of_weight = None if weight is None else torch.zeros_like(weight)
         of_bias = None if bias is None else torch.zeros_like(bias)
         for videos, texts in recipe.pieces():
-            made, behind = recipe.made(videos, texts), gradient[videos, texts].contiguous()
+            made = recipe.made(videos, texts)
+            behind = gradient[videos, texts].contiguous()
             if of_weight is not None:
                 rows = behind.flatten(0, 2)
                 of_weight.addmm_(rows.T, made[2].flatten(0, 2))
@@ -278,7 +280,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         vectors, products, lengths, *tensors = ctx.saved_tensors
         recipe = _Recipe(ctx.eps, *tensors)
-        gradients, of_vectors = _Gradients(recipe), torch.zeros_like(vectors)
+        gradients = _Gradients(recipe)
+        of_vectors = torch.zeros_like(vectors)
         shrinking = None
         if lengths is not None:  # a longer vector has smaller products
             gradient = gradient / lengths

@@ -4,10 +4,10 @@ Texts are the last axis, because a block has many of them: a softmax over words 
 and the matrix product writes the similarities in place, without a copy.
 """
 
-import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
+from tvr_lightning.pairwise.base import chained
 
 
 def token_similarities(video: Tensor, text: Tensor) -> Tensor:
@@ -26,19 +26,8 @@ def _rows(tokens: Tensor) -> Tensor:
     return tokens.transpose(0, 1).flatten(0, 1)
 
 
-def mapped_by(vectors: Tensor, *matrices: Tensor) -> Tensor:
-    """Return vectors (..., D) times matrices (D, D), which are multiplied first if there are more than D vectors."""
-    if not matrices:
-        return vectors
-    if vectors.shape[:-1].numel() <= vectors.shape[-1]:
-        for matrix in matrices:
-            vectors = vectors @ matrix
-        return vectors
-    return vectors @ (matrices[0] if len(matrices) == 1 else torch.linalg.multi_dot(list(matrices)))
-
-
 def mapped_between(video: Tensor, text: Tensor, *matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens for products (w A B ...) . f, with the matrices applied to the side with fewer tokens."""
+    """Return tokens for products (w A B ...) . f, with the matrices (D, D) applied to the side with fewer tokens."""
     if text.shape[:-1].numel() <= video.shape[:-1].numel():
-        return video, mapped_by(text, *matrices)
-    return mapped_by(video, *[matrix.T for matrix in reversed(matrices)]), text
+        return video, chained(text, *(matrix.T for matrix in matrices))
+    return chained(video, *reversed(matrices)), text

@@ -17,7 +17,8 @@ from tvr_lightning.layers.stochastic import Radius
 from tvr_lightning.methods.gaid.options import DASP, STP, GAIDOptions, GatedFusion, LossWeighting, NoPerturbation
 from tvr_lightning.methods.tmass import RegionHead
 from tvr_lightning.methods.xpool import Query
-from tvr_lightning.pairwise import PairFrames, PairGate, PlainFrames
+from tvr_lightning.pairwise import BlendedFrames, DenseFrames, DensePairVectors, PairFrames, Pairwise, PlainFrames
+from tvr_lightning.pairwise.tiles import slices
 from tvr_lightning.training.losses import LogitMap, info_nce, positive_weights
 
 
@@ -50,11 +51,23 @@ class GAIDHead(RegionHead):
         if self.radius is None:
             return Scores(pooled.unit().dot(unit(sentence).unsqueeze(1))[:, :, 0, 0].T)
         cosines = fused.cosine(text.sentence)  # (m, n, F)
+        return Scores(self.perturbed_cosines(sentence, cosines, video.frame_mask, pooled.unit().joined()).T)
 
-        def perturbed(videos: slice, texts: slice) -> Tensor:  # Eq. 5
-            return self.perturbed(sentence[texts], self.std(cosines[videos, texts], video.frame_mask[videos, None]))
+    def perturbed_cosines(self, sentence: Tensor, cosines: Tensor, frame_mask: Tensor, pooled: Pairwise) -> Tensor:
+        """Return cosines (M, N) of moved texts (Eq. 5) and videos `pooled` for them, at unit length.
 
-        return Scores(pooled.cosine_each(perturbed, sentence.shape[-1])[..., 0].T)
+        Texts (N, D) are moved by their cosines (M, N, F) with the frames, which have a mask (M, F).
+        """
+        rows = []
+        # The moved texts (m, n, D) of a tile fit into a cache.
+        for videos in slices(len(cosines), sentence.numel(), sentence.device):
+            row = []
+            for texts in slices(len(sentence), (videos.stop - videos.start) * self.dimension, sentence.device):
+                std = self.std(cosines[videos, texts], frame_mask[videos, None])
+                moved = DensePairVectors(self.perturbed(sentence[texts], std).unsqueeze(2))
+                row.append(pooled[videos, texts, :].inner(moved) / moved.norm())
+            rows.append(torch.cat(row, dim=1))
+        return torch.cat(rows)[..., 0]
 
     @override
     def fused(self, text: Tensor, video: VideoFeatures, paired: bool = False) -> PairFrames:
@@ -62,8 +75,12 @@ class GAIDHead(RegionHead):
         if self.gate is None or video.audio is None:
             return super().fused(text, video)
         gate = self.gate(video, text, paired)  # Eq. 1
-        fused = video.frames + gate * (video.audio - video.frames)  # Eq. 2: g a + (1 - g) v
-        return PlainFrames(fused) if isinstance(fused, Tensor) else fused
+        away = video.audio - video.frames  # Eq. 2: g a + (1 - g) v
+        if paired or self.gate.text == "none":
+            return PlainFrames(video.frames + gate * away)
+        if self.gate.of_pairs:
+            return DenseFrames(video.frames.unsqueeze(1) + gate * away.unsqueeze(1))
+        return BlendedFrames([(None, video.frames), (gate, away)])
 
     @override
     def normalized(self, text: Tensor) -> Tensor:
@@ -76,7 +93,7 @@ class GAIDHead(RegionHead):
             return super().perturbed(text, std, sigma)  # Eq. 3
         if sigma is None:  # inference
             return torch.addcmul(text, self.alpha, std)  # Eq. 5: t + alpha std
-        return text + (self.alpha * sigma + 1 - self.alpha) * std  # Eq. 4
+        return torch.addcmul(text, 1 + self.alpha * (sigma - 1), std)  # Eq. 4: t + (alpha sigma + 1 - alpha) std
 
 
 class Gate(nn.Module):
@@ -92,10 +109,10 @@ class Gate(nn.Module):
         values = dimension if self.level == "token" else 1
         self.linear = nn.Linear(parts * dimension, values)
 
-    def forward(self, video: VideoFeatures, text: Tensor, paired: bool = False) -> Tensor | PairGate:
-        """Return g of every pair for texts (N, D), or (M, F or 1, E) if it does not depend on the pair.
+    def forward(self, video: VideoFeatures, text: Tensor, paired: bool = False) -> Tensor:
+        """Return g of every pair for texts (N, D): (M, F, N), or (M, N, F, D) for tokens.
 
-        Without texts it does not, and neither with `paired` texts (M, D), one per video.
+        Without texts, and with `paired` texts (M, D), one per video, g depends on the video only: (M, F or 1, E).
         """
         # https://github.com/YangBowenn/GAID/blob/21ee64cd8662f697eaa0bfaa03d8133e8bf9905b/model/clip_stochastic.py#L78-L82
         logits = self.of_video(video)
@@ -105,8 +122,8 @@ class Gate(nn.Module):
         if paired:
             return (logits + by_text.unsqueeze(1)).sigmoid()
         if self.of_pairs:
-            return PairGate((logits.unsqueeze(1) + by_text.unsqueeze(1)).sigmoid())  # (M, N, F, D)
-        return PairGate((logits + by_text.T).sigmoid().expand(-1, video.frames.shape[1], -1))  # (M, F, N)
+            return (logits.unsqueeze(1) + by_text.unsqueeze(1)).sigmoid()
+        return (logits + by_text.T).sigmoid().expand(-1, video.frames.shape[1], -1)
 
     def of_video(self, video: VideoFeatures) -> Tensor:
         """Return the logits of M videos: (M, F, E), or (M, 1, E) for samples. E is 1, or D for tokens."""
