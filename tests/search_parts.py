@@ -35,10 +35,11 @@ def write_clip(path, number, frames=12):
 
 
 def save_checkpoint(module, encoder, arguments, path):
-    """Write the weights and the plain configuration of a module like `tvr fit`."""
+    """Write the weights and the plain configuration of a module like `tvr fit`, with the options of TinyClipEncoder."""
+    tiny = {"class_path": "tvr_lightning.encoders.TinyClipEncoder", "init_args": encoder}
     hyperparameters = {
         **arguments,
-        "encoder": {"class_path": "tvr_lightning.encoders.TinyClipEncoder", "init_args": encoder},
+        "encoder": encoder if "class_path" in encoder else tiny,
         "_class_path": f"tvr_lightning.methods.{type(module).__name__}",
         "_instantiator": "lightning.pytorch.cli.instantiate_module",
     }

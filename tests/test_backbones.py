@@ -9,6 +9,7 @@ import open_clip
 import pytest
 
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.config.recipe_files import read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +40,26 @@ def test_a_backbone_names_a_model_of_open_clip_and_its_image_size(path):
     size = open_clip.get_model_config(options["architecture"])["vision_cfg"]["image_size"]
     comment = re.search(r"frames of (\d+) x (\d+) pixels", path.read_text(encoding="utf-8"))
     assert comment is None or {int(side) for side in comment.groups()} == {size}
+
+
+@pytest.mark.parametrize(
+    ("recipes", "weights", "words"),
+    [
+        ([], "2B", "contains the following visual content."), (["qwen3-vl-embedding-8b"], "8B", "visual content."),
+        (["qwen3-vl-embedding-didemo"], "2B", "includes the following described scenes."),
+        (["qwen3-vl-embedding-msvd"], "2B", "corresponds to the given summary."),
+        (["qwen3-vl-embedding-vatex"], "2B", "fits the description provided."),
+    ],
+)  # fmt: skip
+def test_datasets_have_the_published_instructions_sizes_and_times(recipes, weights, words):
+    dataset = [f"data/{name}" for recipe in recipes if (name := recipe.rpartition("-")[2]) != "8b"]
+    backbones = [f"backbone/{name}" for name in ("qwen3-vl-embedding-2b", *recipes)]
+    config = Recipe.parse(["zero-shot", *dataset, *backbones]).config
+    encoder, data = config.model.init_args.encoder.init_args, config.data.init_args
+    assert encoder.weights == f"Qwen/Qwen3-VL-Embedding-{weights}"
+    assert encoder.query_instruction.endswith(words)
+    assert (encoder.video_options.resize, encoder.video_options.timestamps) == ("published", "list")
+    assert (data.frames, data.sampling) == (64, "uniform-floor")
 
 
 @pytest.mark.slow

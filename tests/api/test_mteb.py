@@ -10,12 +10,13 @@ from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
 from search_parts import save_checkpoint, write_clip
+from tiny_xclip import XCLIP, save_tiny_xclip
 
 import tvr_lightning
 from tvr_lightning.api.mteb import EmbeddingModel, PairwiseModel
-from tvr_lightning.encoders import TinyClipEncoder, TinyWav2Vec2Encoder
+from tvr_lightning.encoders import Frozen, MTEBEncoder, TinyClipEncoder, TinyWav2Vec2Encoder
 from tvr_lightning.errors import UserError
-from tvr_lightning.methods import GAID, XPool
+from tvr_lightning.methods import GAID, CLIP4Clip, XPool
 
 # Dependencies of MTEB warn about each other when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -63,17 +64,19 @@ def task(category, videos, modalities=("text", "video")):
 
 def table(**columns):
     found = datasets.Dataset.from_dict(columns)
-    types = {name: datasets.Video() if "video" in name else kind for name, kind in found.features.items()}
+    media = {"video": datasets.Video(), "audio": datasets.Audio()}
+    types = {name: media.get(name.rstrip("12"), kind) for name, kind in found.features.items()}
     return found.cast(datasets.Features(types))
 
 
-def retrieval_split(category, stored):
-    """Queries and corpus of four pairs."""
+def retrieval_split(category, stored, answers=False):
+    """Queries and corpus of four pairs; with `answers`, all texts are candidates of each query."""
     ids = [str(i) for i in range(len(TEXTS))]
-    videos, texts = table(id=ids, video=stored), table(id=ids, text=TEXTS)
-    queries, corpus = (texts, videos) if category.startswith("t") else (videos, texts)
+    content = {"t": ("text", TEXTS), "v": ("video", stored), "a": ("audio", stored)}
+    queries, corpus = (table(id=ids, **dict(content[kind] for kind in side)) for side in category.split("2"))
     pairs = {name: {name: 1} for name in ids}
-    return RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=None)
+    ranked = dict.fromkeys(ids, ids) if answers else None
+    return RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
 
 
 def recall_at_1(scores):
@@ -164,6 +167,65 @@ def listening(tmp_path_factory):
     audio = {"class_path": "tvr_lightning.encoders.TinyWav2Vec2Encoder", "init_args": {}}
     path = tmp_path_factory.mktemp("audio") / "last.ckpt"
     return tvr_lightning.load(save_checkpoint(module, SMALL, {**plain, "audio_encoder": audio}, path))
+
+
+@pytest.fixture(scope="module")
+def sounding(tmp_path_factory):
+    """Clips with audio."""
+    folder = tmp_path_factory.mktemp("sounding")
+    clips = [folder / f"{number}.mkv" for number in range(4)]
+    for number, clip in enumerate(clips):
+        sound_files.write_clip(clip, sound_files.tone(2.0, frequency=300.0 * (number + 1)), gray=60 * number)
+    return clips
+
+
+@pytest.fixture(scope="module")
+def xclip(tmp_path_factory):
+    """A model of MTEB as encoder."""
+    folder = tmp_path_factory.mktemp("xclip")
+    save_tiny_xclip(folder / "model", TEXTS)
+    options = {"model": str(folder / "model"), "wrapper": XCLIP}
+    named = {"class_path": "tvr_lightning.encoders.MTEBEncoder", "init_args": options}
+    plain, frozen = {"frames": 8, "words": 12}, {"class_path": "tvr_lightning.encoders.Frozen"}
+    module = CLIP4Clip(MTEBEncoder(**options), tuning=Frozen(), **plain)
+    checkpoint = save_checkpoint(module, named, plain | {"tuning": frozen}, folder / "last.ckpt")
+    return tvr_lightning.load(checkpoint, trust=["mteb"])
+
+
+MIXED = [
+    "AVMemeExamAT2VRetrieval", "VALOR32KT2VARetrieval", "AudioCapsAVVA2TRetrieval", "MSVDT2VRetrieval",
+    "EgoSchemaVideoCentricQA",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # audio that is not used
+@pytest.mark.parametrize("kind", ["model", "xclip", "listening"])
+def test_tasks_of_mveb_rank_by_what_the_model_uses_of_each_side(kind, request, sounding):
+    found = request.getfixturevalue(kind)
+    wrapped = (PairwiseModel if kind == "listening" else EmbeddingModel)(found)
+    for tiny in mteb.get_benchmark("MVEB(v1)").tasks:
+        metadata, answers = tiny.metadata, tiny.metadata.type == "VideoCentricQA"
+        if metadata.name not in MIXED:
+            continue
+        rows = retrieval_split(metadata.category, as_bytes(sounding), answers)
+        tiny.dataset = {"default": dict.fromkeys(metadata.eval_splits, rows)}
+        tiny.load_data, tiny.data_loaded = lambda **_: None, True
+        if answers and kind == "listening":
+            with pytest.raises(UserError, match="has text and video on one side"):
+                mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False)
+            continue
+        (result,) = mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False).task_results
+        text, video = found.encode_text(TEXTS), found.encode_video(sounding)
+        if kind == "listening":
+            scores = found.score(text, video)
+        else:
+            text, video = found.scorer.text_vectors(text), found.scorer.video_vectors(video)
+            scores = text @ (torch.nn.functional.normalize(text + video, dim=-1) if answers else video).T
+        own = scores if "2v" in metadata.category else scores.T
+        rank = (own > own.diagonal()[:, None]).sum(1) + 1
+        (measured,) = result.scores[metadata.eval_splits[0]]
+        assert measured["ndcg_at_10"] == pytest.approx((1 / torch.log2(rank + 1.0)).mean().item(), abs=1e-4)
 
 
 def test_methods_with_audio_use_the_audio_column(listening, tmp_path):

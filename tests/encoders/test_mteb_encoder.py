@@ -1,14 +1,17 @@
 """Models of MTEB give the same vectors as MTEB's own evaluation of the same files."""
 
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from search_parts import write_clip
 from tiny_captioner import save_tiny_captioner
-from tiny_transformers import captions_tokenizer
+from tiny_xclip import XCLIP, save_tiny_xclip
 
+from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data import VideoFolder
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import Frozen, MissingWeightsError, MTEBEncoder
@@ -25,34 +28,16 @@ mteb = pytest.importorskip("mteb")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 WRAPPERS = {
-    "xclip": "mteb.models.model_implementations.xclip_models.XCLIPModel",
+    "xclip": XCLIP,
     "gve": "mteb.models.model_implementations.gve_models.GVEWrapper",
 }
 CAPTIONS = ["a red circle moves left", "star"]
 
 
-def save_tiny_xclip(folder):
-    """Save a small random X-CLIP as transformers does."""
-    from transformers import VideoMAEImageProcessor, XCLIPConfig, XCLIPModel, XCLIPProcessor
-
-    tokenizer, vocabulary = captions_tokenizer(CAPTIONS)
-    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {**tower, "vocab_size": vocabulary, "max_position_embeddings": 16, "eos_token_id": 2, "pad_token_id": 0}
-    mit = {"mit_hidden_size": 32, "mit_intermediate_size": 48, "mit_num_hidden_layers": 1, "mit_num_attention_heads": 2}
-    vision = {**tower, "image_size": 32, "patch_size": 8, "num_frames": 8, **mit}
-    config = XCLIPConfig(
-        text_config=text, vision_config=vision, projection_dim=32, prompt_layers=1, prompt_num_attention_heads=2
-    )
-    torch.manual_seed(0)
-    XCLIPModel(config).save_pretrained(folder)
-    images = VideoMAEImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    XCLIPProcessor(images, tokenizer).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    save_tiny_xclip(root / "xclip")
+    save_tiny_xclip(root / "xclip", CAPTIONS)
     template = (
         "{% for m in messages %}<|im_start|> {{ m['role'] }} {% if m['content'] is string %}{{ m['content'] }}"
         "{% else %}{% for c in m['content'] %}{% if c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
@@ -194,3 +179,16 @@ def test_models_without_video_weights_or_trust_are_refused_before_they_are_loade
         MTEBEncoder(trusting[0])
     options = {"encoder": {"class_path": "tvr_lightning.MTEBEncoder", "init_args": {"wrapper": "os.system"}}}
     assert "os" in list(named_code(options))
+
+
+def test_recipes_name_models_and_revisions_of_mteb():
+    recipes = (Path(__file__).parents[2] / "recipes" / "backbone").glob("*.yaml")
+    found = [path for path in recipes if "MTEBEncoder" in path.read_text(encoding="utf-8")]
+    assert len(found) == 4
+    for path in found:
+        options = read_recipe(path)["model"]["init_args"]["encoder"]["init_args"]
+        meta, text = mteb.get_model_meta(options["model"]), path.read_text(encoding="utf-8")
+        assert {"text", "video"} <= set(meta.modalities)
+        assert re.findall("--revision ([0-9a-f]+)", text) in ([], [meta.revision])
+        assert ("trust_remote_code=true" in text) == ("trust_remote_code" in meta.loader_kwargs)
+        assert "ot measured" in text

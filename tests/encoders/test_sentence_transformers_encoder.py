@@ -111,7 +111,7 @@ def test_the_fingerprint_includes_prompts_and_sizes(models):
     assert half.encode_text(["a"], 8).words.dtype == torch.float32
 
 
-def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path):
+def test_models_without_images_files_or_trust_are_refused_before_their_weights_are_read(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text("{}")
     for create in (SentenceTransformersEncoder, SentenceTransformersEncoder.required_files):
@@ -119,3 +119,7 @@ def test_a_model_without_images_is_refused_before_its_weights_are_read(tmp_path)
             create(weights=str(tmp_path))
     with pytest.raises(MissingWeightsError, match=r"missing/model is missing: .* `hf download missing/model`"):
         SentenceTransformersEncoder("missing/model")
+    (tmp_path / "preprocessor_config.json").write_text('{"image": 1}')
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "own.Model"}}')
+    with pytest.raises(UserError, match="needs code from its repository, which is not run"):
+        SentenceTransformersEncoder(str(tmp_path))

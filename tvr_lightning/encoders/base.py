@@ -159,7 +159,7 @@ class Encoder(FeatureEncoder):
 
     @abstractmethod
     def encode_captions(self, captions: list[str], words: int) -> TextFeatures:
-        """Encode N caption strings; features as in `encode_text`."""
+        """Encode N caption strings to sentences (N, D) and words (N, W, D), as in `encode_text`."""
 
     def encode_tokenized(self, tokens: Tokens, words: int) -> TextFeatures:
         """Encode N captions tokenized by `caption_tokens`, to the same features as `encode_captions`."""
@@ -167,7 +167,7 @@ class Encoder(FeatureEncoder):
 
     @abstractmethod
     def encode_media(self, media: Media, patches: bool = False) -> VideoFeatures:
-        """Encode decoded media of M videos; features as in `encode_video`."""
+        """Encode decoded media of M videos to frames (M, F, D) and patches, as in `encode_video`."""
 
     def inputs_used(self) -> dict[str, object]:
         """Return information for results about inputs that the encoder selected itself; empty by default."""

@@ -27,8 +27,8 @@ from tvr_lightning.option_types import Count, Role
 class MTEBEncoder(Encoder):
     """Model that MTEB evaluates on text and video, with MTEB's selection of frames, prompts, and pooling.
 
-    Captions are encoded as queries and videos as documents, each as one vector: a caption has one word, and a video one
-    frame. The weights cannot be trained, since MTEB's models return vectors without gradients.
+    Captions are encoded as queries and videos as documents, each as one vector: a caption has one word (N, 1, D), and a
+    video one frame (M, 1, D). The weights cannot be trained, since MTEB's models return vectors without gradients.
 
     Args:
         model: name in MTEB, such as microsoft/xclip-base-patch32, or a folder of weights if `wrapper` is set.

@@ -52,9 +52,9 @@ class SentenceTransformersEncoder(Encoder):
     """Model of sentence-transformers for texts and videos or images, such as Qwen3-VL-Embedding, ColQwen, or SigLIP.
 
     Captions are encoded as queries, and videos or frames as documents, with the prompts that the model's configuration
-    names for them. A video has one vector, the only frame of its features. A model with several vectors per input
-    (`MultiVectorEncoder`) returns one per token of a video, and the token vectors of a caption as words. For other
-    models, the words are the last W token vectors, which follow the prompt, if they have the dimension of the sentence;
+    names for them. A video has one vector, the only frame (M, 1, D). A model with several vectors per input
+    (`MultiVectorEncoder`) returns one per token of a video (M, T, D), and the token vectors of a caption as words. For
+    other models, words are the last W token vectors, after the prompt, if they have the dimension of the sentence;
     otherwise the sentence is the only word. There are no patches.
 
     Args:

@@ -248,7 +248,7 @@ class AdapterLayers(nn.Module):
         return x + change.to(x.dtype)
 
     def after(self, module: nn.Module, arguments: object, output: Tensor) -> Tensor:
-        """Apply the adapter to the output of a module, as a forward hook that is copied with the block."""
+        """Apply the adapter to a module's output (..., D), as a forward hook that is copied with the block."""
         return self(output)
 
 

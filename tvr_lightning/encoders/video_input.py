@@ -71,7 +71,9 @@ def video_input(frames: Tensor, times: Tensor, options: VideoOptions, patch: int
         together: Number of frames in a token; the last frame is repeated up to a multiple of it.
     """
     missing = -len(frames) % together
-    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)]).cpu()
+    if missing:
+        frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+    frames = frames.cpu()
     if options.resize == "published":
         *first, last = published_sizes(frames.shape[2], frames.shape[3], len(frames), options, patch)
         for height, width in first:

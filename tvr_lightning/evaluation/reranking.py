@@ -74,8 +74,8 @@ def rerank(reranker: Reranker, source: PairScores, keys: Tensor, folder: Path) -
         known = [_identity(files[video]) for video in mine]
         missing = []
         for video, key in zip(mine, known, strict=True):
-            asked = dict.fromkeys(captions[text] for text in pairs[video])
-            missing.append((files[video], key, [caption for caption in asked if caption not in stored.get(key, {})]))
+            wanted = dict.fromkeys(captions[text] for text in pairs[video])
+            missing.append((files[video], key, [caption for caption in wanted if caption not in stored.get(key, {})]))
         missing = [job for job in missing if job[2]]
         left = sum(len(asked) for _, _, asked in missing)
         if left:
