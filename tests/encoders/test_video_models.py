@@ -181,6 +181,28 @@ def test_maxsim_of_thousands_of_tokens_is_computed_in_tiles():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_stored_vectors_give_the_table_of_the_videos(kind, models, msrvtt, tmp_path):
+    encoder = {"class_path": "SentenceTransformersEncoder", "init_args": {"weights": models[kind]}}
+    maxsim = {"interaction": "MaxSim", "temporal_encoder": "MeanP", "decorrelation": "NoDecorrelation"}
+    method = {"encoder": encoder, "tuning": "Frozen"} | ({"drl": maxsim} if kind == "several" else {})
+    data = {"root": str(msrvtt), "num_workers": 0, "frames": 4, "words": 16, "eval_batch_size": 3}
+    data |= {"sampling": "uniform-floor", "train_sampling": None, "augmentation": "none"}
+    content = {"model": {"init_args": method}, "data": {"init_args": data}, "trainer": {"accelerator": "cpu"}}
+    (tmp_path / "own.yaml").write_text(json.dumps(content))
+    given = [f"--config={'drl' if kind == 'several' else 'zero-shot'}", f"--config={tmp_path / 'own.yaml'}"]
+    store = tmp_path / "store"
+    assert main(["extract", *given, "--parts=text", "--parts=frames", f"--out={store}", "--device=cpu"]) == 0
+    found = []
+    for source in ([], [f"--data.init_args.features={store}"]):
+        runs = tmp_path / f"runs{len(found)}"
+        assert main(["test", *given, *source, f"--results.directory={runs}"]) == 0
+        (results,) = runs.glob("*/*/results.json")
+        found.append(json.loads(results.read_text())["text_to_video"])
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
 def test_every_command_reads_whole_videos(models, msrvtt, tmp_path):
     options = {"weights": models["one"], "video_options": {"resize": "published", "timestamps": "list"}}
     encoder = {"class_path": "SentenceTransformersEncoder", "init_args": options}
