@@ -1,5 +1,8 @@
 """MTEB's runner gets the same scores of a tiny task as the method and the encoder."""
 
+import re
+from pathlib import Path
+
 import datasets
 import mteb
 import pytest
@@ -144,6 +147,31 @@ def test_titles_of_a_corpus_count(model, clips):
     assert not torch.allclose(given, model.score(TEXTS, clips))
 
 
+def labeled_rows(task, stored):
+    """Rows of a task of classes, clusters, or pairs: the four videos three times, with alternating labels."""
+    pair = task.metadata.type == "VideoPairClassification"
+    columns = [task.input1_column_name, task.input2_column_name] if pair else [task.input_column_name]
+    videos = {column: (stored if column != "video2" else stored[::-1]) * 3 for column in columns}
+    rows = table(**videos, **{task.label_column_name: [0, 1, 0, 1] * 3})
+    return rows if pair else rows.cast_column(task.label_column_name, datasets.ClassLabel(names=["walk", "swim"]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # tasks with newer versions, and classes without predictions
+def test_the_other_tasks_of_mveb_run_on_replaced_videos(model, clips):
+    wrapped, kinds = EmbeddingModel(model), set()
+    for tiny in mteb.get_benchmark("MVEB(text, video, v1)").tasks:
+        if "Retrieval" in tiny.metadata.type or tiny.metadata.type == "VideoCentricQA":
+            continue
+        kinds.add(tiny.metadata.type)
+        rows = labeled_rows(tiny, as_bytes(clips))
+        tiny.dataset = datasets.DatasetDict(dict.fromkeys({"train", *tiny.metadata.eval_splits}, rows))
+        tiny.load_data, tiny.data_loaded = lambda **_: None, True
+        (result,) = mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False).task_results
+        assert 0 <= result.get_score() <= 1
+    assert len(kinds) > 2
+
+
 def test_texts_and_videos_of_one_side_are_added(model, clips):
     wrapped, pairwise = EmbeddingModel(model), PairwiseModel(model)
     tiny = task("vt2t", list(map(str, clips)))
@@ -255,3 +283,19 @@ def test_methods_with_audio_use_the_audio_column(listening, tmp_path):
     words, metadata = queries.add_column("audio", ["a.wav"]), task("at2v", [], ("text", "video", "audio")).metadata
     with pytest.warns(UserWarning, match="does not use the audio"):
         wrapped.search(words, task_metadata=metadata, top_k=1)
+
+
+def test_mteb_runs_the_documented_tasks_of_mveb(model):
+    from mteb.evaluate import _check_model_modalities
+
+    page = (Path(__file__).parents[2] / "docs" / "sharing.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (yes|without audio|no) \|", page, re.MULTILINE))
+    meta, found = EmbeddingModel(model).mteb_model_meta, {}
+    for each in mteb.get_benchmark("MVEB(v1)").tasks:
+        try:
+            _check_model_modalities(meta, each)
+            found[each.metadata.name] = "without audio" if "audio" in each.metadata.modalities else "yes"
+        except ValueError:
+            found[each.metadata.name] = "no"
+    assert listed == found
+    assert sorted(found.values()).count("no") == 13
