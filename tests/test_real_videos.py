@@ -37,3 +37,17 @@ def test_real_clips_train_and_evaluate(clips, test_data, tmp_path):
     assert (results["texts"], results["videos"]) == (HELD_OUT, HELD_OUT)
     assert results["partial"] is False
     assert results["skipped"] == []
+
+
+def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_missing_ones_are_counted(test_data, tmp_path, capsys):
+    options = small_run(test_data / "annotations", tmp_path, *SHORT)
+    assert main(["fit", *options, "--data.init_args.on_corrupt=skip"]) == 0
+    (path,) = tmp_path.glob("*/*/results.json")
+    results = json.loads(path.read_text())
+    assert results["partial"] is True
+    assert 0 < results["videos"] < 15
+    assert results["texts"] == results["videos"]
+    assert len(results["skipped"]) > 900
+    assert all("no such file" in reason for reason in results["skipped"])
+    assert main(["fit", *options]) == 2
+    assert "on_corrupt" in capsys.readouterr().err

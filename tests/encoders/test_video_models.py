@@ -229,3 +229,33 @@ def test_every_command_reads_whole_videos(models, msrvtt, tmp_path):
     videos = str(next(msrvtt.rglob("*.mp4")).parent)
     assert main(["index", videos, "--out", index, "--ckpt_path", str(checkpoint)]) == 0
     assert main(["search", "a red circle", "--index", index]) == 0
+
+
+def test_lora_equals_peft_in_outputs_and_gradients(models):
+    peft = pytest.importorskip("peft")
+    encoder = SentenceTransformersEncoder(models["one"]).eval()
+    theirs = SentenceTransformersEncoder(models["one"]).eval()
+    LoRA(rank=4, alpha=8.0, targets=("query", "key", "value", "mlp"), towers=("text",)).apply(encoder)
+    layers = r".*language_model.*\.(q_proj|k_proj|v_proj|gate_proj|up_proj|down_proj)"
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=layers)
+    peft.inject_adapter_in_model(config, theirs.model.transformers_model)
+    ours = {name: part for name, part in encoder.named_parameters() if part.requires_grad}
+    others = dict(theirs.named_parameters())
+    pairs = []
+    for name, part in ours.items():
+        owner, _, matrix = name.partition(".parametrizations.weight.0.")
+        pairs.append((part, others[f"{owner}.lora_{'A' if matrix == 'down' else 'B'}.default.weight"]))
+    assert len(pairs) == 2 * 6 * 2  # matrices, kinds of layers, and blocks
+    generator = torch.Generator().manual_seed(0)
+    for part, other in pairs:
+        part.data.normal_(std=0.1, generator=generator)
+        other.data.copy_(part.data[0])
+    outputs = []
+    for each in (encoder, theirs):
+        video, text = each.encode_video(random_clips()).frames, each.encode_text(CAPTIONS, 8).sentence
+        outputs.append(torch.cat([video[:, 0], text]))
+        outputs[-1].square().cumsum(1).sum().backward()
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    for part, other in pairs:
+        torch.testing.assert_close(part.grad[0], other.grad, atol=1e-5, rtol=1e-4)
+        assert other.grad.abs().sum() > 0

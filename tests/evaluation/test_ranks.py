@@ -47,3 +47,15 @@ def test_the_number_and_the_place_of_nan_scores_are_named():
         text_to_video_ranks(similarity, match)
     with pytest.raises(ValueError, match="the first is text 2 against video 1"):
         video_to_text_ranks(similarity, match)
+
+
+def test_expected_rank_and_recall_equal_the_mean_over_random_tie_breaks():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.tensor([[0.5, 0.5, 0.9, 0.5, 0.1, 0.5]])
+    order = torch.rand(20_000, 6, generator=generator).argsort(1)
+    ranked = order.gather(1, scores[0, order].argsort(dim=1, descending=True, stable=True))
+    drawn = 1 + (ranked == 3).int().argmax(1).double()
+    ranks = count_ranks(scores, torch.tensor([3]))
+    assert ranks.expected().item() == pytest.approx(drawn.mean().item(), abs=0.05)
+    for k in (1, 2, 3, 4, 5, 6):
+        assert ranks.found_within(k).item() == pytest.approx((drawn <= k).double().mean().item(), abs=0.02)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from methods.parts import FORMS, RECIPES, WORDS, build, captioned, close, descend, encoder, features, paired, run
 
 from tvr_lightning.audit.experiments import audit_scores
@@ -329,3 +330,15 @@ def test_a_recipe_learns_the_synthetic_dataset(fixture_root, learned, tmp_path, 
         recall = results["measured"]["recall of the 20 candidates, text-to-video"]
         assert results["text_to_video"]["R@10"] <= recall <= 100
         assert f"Recall of the 20 candidates, text-to-video: {recall:.1f} %" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "options"), LAST_CASES)
+def test_a_method_built_in_python_can_be_loaded_from_its_checkpoint(tmp_path, kind, options):
+    method = build(kind, options, torch.float32)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.strategy.connect(method)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = kind.load_from_checkpoint(tmp_path / "last.ckpt", encoder=encoder(), weights_only=True)
+    assert loaded.options == method.options
+    assert loaded.state_dict().keys() == method.state_dict().keys()
+    close(loaded.state_dict().values(), method.state_dict().values(), rtol=0, atol=0)
