@@ -1,8 +1,8 @@
 """Synthetic settings for `mechanisms.py`: features with one factor of a given strength.
 
-A content is a vector of 16 numbers. Texts and videos show it through linear maps of their own, with noise, as an
+A content is a 16-dimensional vector. A linear map per modality turns it into texts and videos, with noise, as an
 encoder would that was trained on other pairs. Lengths and directions are similar to CLIP's: vectors are a few units
-long, and each modality has an offset of its own (its cone), orthogonal to all contents unless a setting is about it. A
+long, and each modality has an offset (its cone), orthogonal to all contents unless a setting is about it. A
 setting is a function that draws N pairs. Strength 0 is the control without the factor; sizes, noise, and random numbers
 are the same.
 """
@@ -64,7 +64,7 @@ class Setting:
 
 
 class Space:
-    """Maps from contents to texts, videos, and sound, and the one generator for all numbers of a setting.
+    """Maps from contents to texts, videos, and audio, and the one generator for all numbers of a setting.
 
     Args:
         offset: Length of both modalities' offsets, in units of LENGTH.
@@ -250,7 +250,7 @@ def lower_words(space: Space, count: int, strength: float, training: bool) -> Sp
 
 
 def described_audio(space: Space, count: int, strength: float, training: bool) -> Split:
-    """Some videos have a twin with the same frames and another sound, and captions that describe the sound too.
+    """Some videos have a twin with the same frames and other audio, and captions that describe the audio too.
 
     Strength: share of the videos with a twin.
     """
@@ -258,9 +258,9 @@ def described_audio(space: Space, count: int, strength: float, training: bool) -
 
 
 def unrelated_audio(space: Space, count: int, strength: float, training: bool) -> Split:
-    """All videos have a twin with the same frames and another sound, which the captions describe too.
+    """All videos have a twin with the same frames and other audio, which the captions describe too.
 
-    Strength: share of the frames whose audio is a hum, the same vector in all videos with noise, instead of the sound.
+    Strength: share of the frames whose audio is a hum instead, the same vector in all videos, with noise.
     """
     return _twins(space, count, 1.0, strength)
 
