@@ -54,8 +54,8 @@ The released evaluations of GAID and T-MASS score every test video under its own
 video already depends on the text that is supposed to find it. Their published results are not comparable with others.
 Here both require `protocol: as-released` (`recipes/variants/gaid-as-released.yaml`,
 `recipes/variants/tmass-as-released.yaml`), which marks every result. The "protocol" rows below show how much higher
-R@1 is with the released protocol and the same weights. For T-MASS on MSR-VTT, a third party reports text-to-video R@1 49.4
-with the leak and 41.9 without (github.com/patrick-0817/T-MASS-dataleakage); this project has not measured it there."""
+R@1 is with the released protocol and the same weights. For T-MASS on MSR-VTT, a third party reports text-to-video R@1
+49.4 with the leak and 41.9 without (github.com/patrick-0817/T-MASS-dataleakage); this project has not measured it."""
 
 EQUATIONS = """# Equations
 
