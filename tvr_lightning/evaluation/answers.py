@@ -17,7 +17,7 @@ from tvr_lightning.ranks import Ranks
 
 
 def answer_ranks(index: Tensor, given: Tensor, right: Tensor) -> Ranks:
-    """Return answers (B,) as ranks, whose R@1 is the accuracy; `right` is -1 for answers outside the vocabulary."""
+    """Return given answers (B,) as ranks, whose R@1 is the accuracy; `right` (B,) is -1 outside the vocabulary."""
     wrong = (given != right) | (right < 0)
     return Ranks(better=wrong.long(), tied=torch.ones_like(index), index=index)
 

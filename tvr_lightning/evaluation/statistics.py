@@ -46,7 +46,7 @@ class Comparison:
 
 
 def proportion_interval(values: Tensor, group: Tensor | None = None, weight: Tensor | None = None) -> Interval:
-    """Return the weighted mean of values from 0 to 1 with Wilson's (1927) 95 % interval for `effective_queries`."""
+    """Return the weighted mean of values (Q,), 0 to 1, with Wilson's (1927) 95 % interval for `effective_queries`."""
     totals, sizes = _group_sums(values, group, weight)
     share = float(totals.sum() / sizes.sum())
     return Interval(share, *wilson_interval(share, effective_queries(values, group, weight)))
