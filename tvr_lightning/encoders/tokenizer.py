@@ -26,21 +26,6 @@ TOKENIZER_FILES = (
     *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "config.json",
 )  # fmt: skip
 OPENAI_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
-_SPACES: list[dict[str, Any]] = [
-    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
-    {"type": "Strip", "strip_left": True, "strip_right": True},
-]
-_LOWER = {"type": "Lowercase"}
-_CANONICAL: list[dict[str, Any]] = [
-    {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
-    {"type": "Replace", "pattern": {"Regex": f"[{re.escape(string.punctuation)}]"}, "content": ""},
-]
-CLEANING: dict[str, list[dict[str, Any]]] = {
-    "whitespace": _SPACES,
-    "lower": [*_SPACES, _LOWER],
-    "canonicalize": [*_CANONICAL, _LOWER, *_SPACES],
-}
-"""Open_clip's kinds of text cleaning after `ftfy.fix_text` and `html.unescape`, as normalizers of tokenizer.json."""
 
 
 class Tokenizer(ABC):
@@ -67,13 +52,14 @@ class Tokenizer(ABC):
 
         Its inputs are captions after `ftfy.fix_text` and `html.unescape` twice.
         """
-        rules = self._rules()
-        rules["truncation"] = {"direction": "Right", "max_length": words, "strategy": "LongestFirst", "stride": 0}
-        padding = {"strategy": {"Fixed": words}, "direction": "Right", "pad_to_multiple_of": None}
-        return rules | {"padding": padding | {"pad_id": self.pad_id, "pad_type_id": 0, "pad_token": "[PAD]"}}
+        rules = self._rules(optional("tokenizers", "onnx", "tvr export"))
+        rules.enable_truncation(words)
+        rules.enable_padding(length=words, pad_id=self.pad_id)
+        found: dict[str, Any] = json.loads(rules.to_str())
+        return found
 
-    def _rules(self) -> dict[str, Any]:
-        """Return the content of a tokenizer.json without truncation and padding."""
+    def _rules(self, library: Any) -> Any:
+        """Return the tokenizer of the library `tokenizers`, without truncation and padding."""
         raise UserError(f"{type(self).__name__} cannot be written as a tokenizer.json.")
 
     def encode(self, captions: list[str], words: int) -> Tokens:
@@ -115,6 +101,18 @@ class Tokenizer(ABC):
         return [str(self._inner.decode([token])).strip() for token in self.tokens(caption, words)]
 
 
+def _cleaning(library: Any, clean: str) -> list[Any]:
+    """Return open_clip's text cleaning after `ftfy.fix_text` and `html.unescape`, as normalizers of `tokenizers`."""
+    rules = library.normalizers
+    spaces = [rules.Replace(library.Regex(r"\s+"), " "), rules.Strip()]
+    if clean == "whitespace":
+        return spaces
+    if clean == "lower":
+        return [*spaces, rules.Lowercase()]
+    punctuation = library.Regex(f"[{re.escape(string.punctuation)}]")
+    return [rules.Replace("_", " "), rules.Replace(punctuation, ""), rules.Lowercase(), *spaces]
+
+
 @lru_cache
 def _byte_pairs(clean: str) -> SimpleTokenizer:
     """Return CLIP's byte-pair encoding for a kind of cleaning; cached, since loading takes a quarter of a second."""
@@ -148,43 +146,20 @@ class ClipTokenizer(Tokenizer):
         return [self._inner.sot_token_id, *(found if words is None else found[: words - 2]), self._inner.eot_token_id]
 
     @override
-    def _rules(self) -> dict[str, Any]:
+    def _rules(self, library: Any) -> Any:
         vocabulary = {name: number for name, number in self._inner.encoder.items() if "_of_text>" not in name}
-        ends = [(name, vocabulary[name]) for name in OPENAI_SPECIAL]
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": f"(?i){self._inner.pat.pattern}"},
-            "behavior": "Removed",
-            "invert": True,
-        }
-        as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name, _ in ends)
-        text = {"Sequence": {"id": "A", "type_id": 0}}
-        return {
-            "version": "1.0",
-            "added_tokens": [{"id": number, "content": name} | plain for name, number in ends],
-            "normalizer": {"type": "Sequence", "normalizers": CLEANING[self.clean]},
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, as_bytes]},
-            "post_processor": {
-                "type": "TemplateProcessing",
-                "single": [start, text, end],
-                "pair": [start, text, end],
-                "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ends},
-            },
-            "decoder": None,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": OPENAI_SPECIAL[1],
-                "continuing_subword_prefix": "",
-                "end_of_word_suffix": "</w>",
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "vocab": vocabulary,
-                "merges": [list(merge) for merge in self._inner.bpe_ranks],
-            },
-        }
+        start, end = OPENAI_SPECIAL
+        merges = list(self._inner.bpe_ranks)
+        made = library.Tokenizer(library.models.BPE(vocabulary, merges, unk_token=end, end_of_word_suffix="</w>"))
+        split = library.pre_tokenizers.Split(library.Regex(f"(?i){self._inner.pat.pattern}"), "removed", invert=True)
+        as_bytes = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.normalizer = library.normalizers.Sequence(_cleaning(library, self.clean))
+        made.pre_tokenizer = library.pre_tokenizers.Sequence([split, as_bytes])
+        made.add_special_tokens([start, end])
+        made.post_processor = library.processors.TemplateProcessing(
+            f"{start} $A {end}", special_tokens=[(name, vocabulary[name]) for name in OPENAI_SPECIAL]
+        )
+        return made
 
 
 class TransformersTokenizer(Tokenizer):
@@ -211,7 +186,8 @@ class TransformersTokenizer(Tokenizer):
             reason = " ".join(str(error).split())
             raise UserError(f"{folder} cannot be read as a tokenizer of transformers: {reason}") from error
         super().__init__(made.tokenizer, context_length)
-        self._clean, self._cleaning = made.clean_fn, CLEANING[clean]
+        self._clean = made.clean_fn
+        self._cleaning = clean
         self._dropped = self._inner.sep_token_id if strip_sep_token else None
         self.blank_end = int(strip_sep_token)
         self.pad_id = 0 if strip_sep_token else int(self._inner.pad_token_id or 0)
@@ -233,13 +209,14 @@ class TransformersTokenizer(Tokenizer):
         return kept[:-1] if found[-1] == self._dropped else kept
 
     @override
-    def _rules(self) -> dict[str, Any]:
+    def _rules(self, library: Any) -> Any:
         backend = getattr(self._inner, "backend_tokenizer", None)
         if backend is None or self._dropped is not None:
-            return super()._rules()
-        rules: dict[str, Any] = json.loads(backend.to_str())
-        own = [] if rules["normalizer"] is None else [rules["normalizer"]]
-        return rules | {"normalizer": {"type": "Sequence", "normalizers": [*self._cleaning, *own]}}
+            return super()._rules(library)
+        made = library.Tokenizer.from_str(backend.to_str())
+        own = [] if made.normalizer is None else [made.normalizer]
+        made.normalizer = library.normalizers.Sequence([*_cleaning(library, self._cleaning), *own])
+        return made
 
 
 def build_tokenizer(text: dict[str, Any]) -> Tokenizer:
