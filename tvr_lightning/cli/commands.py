@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from typing_extensions import override
 
@@ -16,7 +16,7 @@ from tvr_lightning.cli import data, evaluate, features, search, tables, train
 from tvr_lightning.cli.options import PathKind
 from tvr_lightning.config.check import Merger
 from tvr_lightning.config.schema import cached_schema
-from tvr_lightning.errors import UserError, optional
+from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Range, in_words, parts_of
 
 RECIPE = ("model", "data", "trainer", "results", "checkpoints", "seed_everything", "print_config")
@@ -152,22 +152,6 @@ def _hint(command: Command, option: str, own: Iterable[str]) -> str:
     return f"It is an option of {in_words(others)}. " if others else ""
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "tcsh"], "shell of the script"], /) -> None:
-    """Print a script that completes commands and options in a shell, as for eval "$(tvr completion bash)"."""
-    shtab = optional("shtab", "completion", "tvr completion")
-    whole = argparse.ArgumentParser(prog="tvr")
-    commands = whole.add_subparsers()
-    groups = {"": commands, "data": commands.add_parser("data", help="commands for datasets").add_subparsers()}
-    for command in COMMANDS:
-        group, _, name = command.name.rpartition(" ")
-        parser = CommandParser(command)
-        for action in parser.known.values():
-            if action.metavar in ("FILE", "FOLDER", "PATH", "RECIPE"):
-                action.complete = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE  # type: ignore[attr-defined]
-        groups[group].add_parser(name, help=command.summary, parents=[parser], add_help=False)
-    print(shtab.complete(whole, shell))
-
-
 TRAIN = "Train and test"
 DATA = "Datasets"
 SEARCH = "Features and search"
@@ -201,5 +185,4 @@ COMMANDS = (
     Command("export", train.export, SHARE, f"{LAST} onnx"),
     Command("convert", train.convert, SHARE, "xpool.pth xpool.ckpt"),
     Command("schema", train.schema, SHARE, "> recipe.schema.json"),
-    Command("completion", completion, SHARE, "bash"),
 )
