@@ -13,11 +13,12 @@ from torch.nn import functional as F
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.evaluation.normalization import QueryBankNorm
 from tvr_lightning.features import PairedFeatures
+from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures import figure_types as figures
 from tvr_lightning.reproduce.report.figures.any_method import measure_balance, measure_modalities, measure_similarity
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_test_split
 from tvr_lightning.reproduce.report.figures.gare import measure_gradients
-from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
+from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_failures, measure_sheet
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.table_charts import draw_table
 from tvr_lightning.reproduce.report.table_view import TableView
@@ -81,7 +82,7 @@ def svg(chart):
 )
 def test_every_method_has_the_common_figures_and_its_own(splits, measured, name, own):
     kinds = {field.partition(".")[0] for field in measured[name]}
-    assert kinds == {"similarity", "balance", "modalities", "sheet"} | own
+    assert kinds == {"similarity", "balance", "modalities", "sheet", "failures"} | own
     charts = figures.draw(measured[name])
     for chart in charts:
         assert chart.title
@@ -112,13 +113,25 @@ def test_contrasts_attention_and_map_of_tc_mgc(splits, measured):
     assert np.isfinite(found["map.words"]).all()
 
 
-def test_scores_and_matching_videos_are_those_of_the_split(splits):
+def test_failures_show_the_right_video_and_the_best_of_the_others(splits):
     encoded = splits["gare"]
     with torch.no_grad():
         expected = encoded.module.score(encoded.texts, encoded.videos).similarity
     assert torch.allclose(encoded.similarity, expected, atol=1e-5)
     own = [encoded.split.texts[int(place)].video for place in encoded.text_index]
     assert encoded.video_index[encoded.matching].tolist() == own
+    found = measure_failures(encoded)
+    ranks = text_to_video_ranks(encoded.similarity, encoded.matching).expected()
+    assert len(found["query"]) == int((ranks > 1).sum()) > 0
+    rows, _ = rows_of(encoded)
+    for query, right, wrong in zip(found["query"], found["right"], found["wrong"], strict=True):
+        text = encoded.text_index.tolist().index(query)
+        assert rows[right] == encoded.matching[text]
+        others = [row for row in range(len(rows)) if row != rows[right]]
+        assert rows[wrong] == others[int(encoded.similarity[text, others].argmax())]
+    assert set(found["names"]) == {*found["right"], *found["wrong"]}
+    assert len(found["strips"]) == len(found["names"])
+    assert len(measure_failures(perfect(encoded))["query"]) == 0
 
 
 def perfect(encoded, scale=1.0):

@@ -1,4 +1,4 @@
-"""The report in a browser: sorting, the keyboard, a phone, and dark mode."""
+"""The report in a browser: sorting, comparing runs by query, the keyboard, a phone, and dark mode."""
 
 import os
 from pathlib import Path
@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
+from browser import wait
 from run_cards import RECIPES, keys_of, make_card, plan_of
 
+from tvr_lightning.evaluation.rank_table import write_ranks
+from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.site import Site, views_of
-from tvr_lightning.reproduce.report.sources import read_runs
+from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
 
 RUNS = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc", "tc-mgc-b16"), "gaid-1": ("gaid-didemo",)}
 AXE = Path(os.environ.get("TVR_AXE", ""))
+VIDEOS = ("video1", "video2</script>")
 ARRAYS = {
     "sheet.captions": np.array(["a red ball"]), "sheet.names": np.array([["own", "other"]]),
     "sheet.score": np.array([[0.25, 0.75]]), "sheet.correct": np.array([[True, False]]),
@@ -23,15 +27,24 @@ ARRAYS = {
     "similarity.positive": np.full(10, 0.1), "similarity.negative": np.full(10, 0.1),
     "similarity.positive_mean": np.array(0.6234), "similarity.negative_mean": np.array(0.1987),
     "similarity.overlap": np.array(12.34), "gate.missing": np.array("no sound"),
+    "failures.query": np.arange(60), "failures.captions": np.array([f"caption <{query}>" for query in range(60)]),
+    "failures.right": np.full(60, VIDEOS[0]), "failures.wrong": np.full(60, VIDEOS[1]),
+    "failures.names": np.array(VIDEOS), "failures.strips": np.full((2, 2, 8, 8, 3), 200, np.uint8),
 }  # fmt: skip
 
 
 def site_of(out, chosen):
-    """Write the report of runs with the same figures."""
+    """Write the report of runs with the same figures; the second run fails on other queries than the rest."""
     plan = plan_of(" ".join(chosen), out)
     claims = [f"{table}/{run}" for table, runs in chosen.items() for run in runs]
     for place, key in enumerate(dict.fromkeys(key for claim in claims for key in keys_of(plan, claim))):
         make_card(plan.runs[key], out / "cards", 1.0 + 0.6 * place % 3)
+        if place == 1:
+            run, turned = next(run for run in read_runs(out) if run.key == key), {}
+            for kind in ("text_to_video", "video_to_text"):
+                ranks, video = read_ranks(run, kind)
+                turned[kind] = Ranks(better=ranks.better.flip(0), tied=ranks.tied.flip(0), index=ranks.index), video
+            write_ranks(run.ranks, turned)
     rows = [f"0,{step},{3 - step / 5}" for step in range(10)]
     (out / "metrics.csv").write_text("\n".join(["epoch,step,train/loss", *rows]))
     runs = read_runs(out)
@@ -58,7 +71,7 @@ def opened(driver, folder, page="index.html", width=1400):
 
 
 def pages_of(runs):
-    return "index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html"
+    return "index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html", "queries.html"
 
 
 def find(browser, css):
@@ -108,6 +121,40 @@ def test_a_heading_sorts_its_column_in_both_orders(driver, site):
     for _ in range(2):
         buttons[2].click()
         assert [cell == "-" for cell in column(2)] == [False, False, False, True], "no number sorts last"
+
+
+def test_queries_are_listed_if_one_of_two_runs_is_better(driver, site):
+    folder, runs = site
+    section = find(opened(driver, folder, "queries.html"), ".contest")
+    for name, run in (("first", "gare-1/gare"), ("second", "tc-mgc-1a/tc-mgc")):
+        section.find_element("xpath", f".//select[@name='{name}']/option[.='{run}']").click()
+    ranks = {run.title: read_ranks(run, "text_to_video")[0].expected() for run in runs}
+    names = [option.text for option in section.find_elements("css selector", "option:checked")]
+    for (better, worse), heading in zip((names, names[::-1]), section.find_elements("css selector", "h3"), strict=True):
+        assert heading.text == f"{better} against {worse}"
+        block = heading.find_element("xpath", "..")
+        higher = {int(query) for query in (ranks[better] < ranks[worse]).nonzero()}
+        assert higher
+        shown = [item for item in block.find_elements("css selector", "li") if item.is_displayed()]
+        assert len(shown) == min(6, len(higher))
+        if len(higher) > 6:
+            more = block.find_element("css selector", "button")
+            assert more.text == f"Show {len(higher) - 6} more"
+            more.click()
+            assert not more.is_displayed()
+            assert driver.switch_to.active_element == block.find_elements("css selector", "li")[6]
+        captions = {item.text for item in block.find_elements("css selector", "li strong")}
+        assert captions == {f"“caption <{query}>”" for query in higher}
+        assert f"on {len(higher)} of 60 queries:" in block.text
+        first = block.find_element("css selector", "li")
+        assert [figure.text for figure in first.find_elements("css selector", "figcaption")] == [
+            f"right: {VIDEOS[0]}",
+            f"{worse} found {VIDEOS[1]}",
+        ]
+        loaded = "return [...arguments[0].querySelectorAll('img')].every(i => i.complete && i.naturalWidth && i.alt)"
+        assert wait(driver, lambda browser: browser.execute_script(loaded, first))  # noqa: B023  called at once
+    section.find_element("css selector", "button").click()
+    assert find(driver, ".contest h3").text == f"{names[1]} against {names[0]}"
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")

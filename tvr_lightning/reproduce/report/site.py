@@ -21,6 +21,7 @@ from tvr_lightning.reproduce.published import published_rows
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
+from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons, failures_of_scores
 from tvr_lightning.reproduce.report.leaderboard import leaderboards
 from tvr_lightning.reproduce.report.sources import ReportedRun
 from tvr_lightning.reproduce.report.systems import view_systems
@@ -69,10 +70,13 @@ class Site:
             self._table(view)
         for run in self.runs:
             self._run(run)
+        compared = list(comparisons(self.runs, self.arrays, self._file))
+        if compared:
+            self._page("queries.html", "Queries: where one run is better than another", contests=compared)
         if self.profiles:
             costs = profile_table(self.profiles)
             self._page("costs.html", "Cost of the methods", profiles=costs, lines=_efficiency(costs, self.runs))
-        self._overview()
+        self._overview(bool(compared))
         return [self.folder / "index.html", *(write_tables(self.views, self.folder / "report") if self.views else [])]
 
     def _file(self, name: str, content: bytes) -> None:
@@ -89,7 +93,7 @@ class Site:
         values |= {"title": title, "root": "../" * name.count("/"), "charts": charts}
         self._file(name, PAGES.get_template(template or name).render(values).encode())
 
-    def _overview(self) -> None:
+    def _overview(self, compared: bool) -> None:
         made = [found for run in self.runs if (found := run.results.get("environment"))]
         newest = pd.Timestamp(max((found["date"] for found in made), default="2000-01-01T00:00+00:00"))
         origins = {
@@ -103,7 +107,7 @@ class Site:
             boards=leaderboards([view for view in self.views if view.differences is None], self.runs),
             legend=legend_of([run for run in self.runs if "text_to_video" in run.results]),
             synthetic="Some" if len(synthetic) > 1 else "All" if True in synthetic else "",
-            meaning=MEANING, views=self.views, runs=self.runs, profiles=self.profiles,
+            meaning=MEANING, views=self.views, runs=self.runs, compared=compared, profiles=self.profiles,
         )  # fmt: skip
 
     def _table(self, view: TableView) -> None:
@@ -205,7 +209,9 @@ def report_on(
             try:
                 if not run.finished or run.card.features is not None:
                     raise UserError("the run only stored features" if run.finished else "the run failed")
-                if not (tables_only or run.external):
+                if run.external:
+                    arrays[run.key] = failures_of_scores(run)
+                elif not tables_only:
                     console.print(f"[{place}/{len(runs)}] figures of {run.card.name}", markup=False)
                     arrays[run.key] = figures_of(run, directory / "figures", trust)
             except FAILURES as error:  # the page states it; other runs keep their figures

@@ -55,6 +55,8 @@ FIGURES = {
     "answers": FigureType(
         "Questions and answers", examples.measure_answers, examples.draw_answers, examples.answers_questions
     ),
+    # Only the comparison of two runs shows failures.
+    "failures": FigureType("Failures", examples.measure_failures, lambda arrays: ()),
 }
 
 
