@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 from torchvision.transforms.functional import resized_crop
 
-from tvr_lightning.media.augment import Step, draw_augmentation, draw_rand_augment
+from tvr_lightning.media.augment import draw_augmentation, draw_rand_augment
 from tvr_lightning.media.preparation import Preparation
 
 
@@ -80,52 +80,18 @@ def test_crops_and_flips_equal_torchvision_with_and_without_antialiasing(antiali
     assert antialias or (whole.min() < 0 and whole.max() > 255), "bicubic overshoots, and nothing is clamped"
 
 
-def test_operations_and_flips_have_the_configured_frequencies() -> None:
+def test_half_of_the_clips_are_flipped() -> None:
     generator = np.random.default_rng(0)
     flips = [draw_augmentation("crop-flip", Preparation(8), generator).flip for _ in range(400)]
     assert 150 < sum(flips) < 250
-    draws = [draw_rand_augment(generator) for _ in range(1000)]
-    counts = [len(draw) for draw in draws]
-    assert max(counts) == 4
-    assert np.mean(counts) == pytest.approx(2.0, abs=0.15), "four operations, each applied half of the time"
-    steps = [step for draw in draws for step in draw]
-    assert len({step.operation for step in steps}) == 15
-    strengths = [step.strength for step in steps]
-    assert np.mean(strengths) == pytest.approx(0.7, abs=0.01)
-    assert np.std(strengths) == pytest.approx(0.05, abs=0.005)
 
 
-def change(step: Step) -> float:
-    """Mean change of a shaded checkerboard, in gray levels."""
-    rows, columns = np.mgrid[0:64, 0:96]
-    ramps = np.stack([columns * 2, rows * 3, (rows + columns) * 1.5], axis=-1)
-    smooth = (ramps + 20 * (rows // 16 + columns // 16 & 1)[..., None]).astype(np.uint8)
-    return float(np.abs(np.asarray(step(Image.fromarray(smooth)), dtype=float) - smooth).mean())
-
-
-OPERATIONS = "rotate posterize solarize solarize-add color contrast brightness sharpness shear-x shear-y translate-x"
-
-
-@pytest.mark.parametrize("operation", [*OPERATIONS.split(), "translate-y"])
-def test_operations_increase_with_their_strength(operation):
-    for sign in (1, -1):
-        none, weak, strong = (change(Step(operation, strength, sign)) for strength in (0.0, 0.3, 1.0))
-        assert none < weak < strong
-        assert none == pytest.approx(7.5 if operation == "posterize" else 0, abs=0.6), "posterize starts at four bits"
-
-
-def test_operations_change_pixels_as_named() -> None:
-    frame = picture()
-    values = np.asarray(frame)
-
-    def after(operation: str, strength: float = 0.7, sign: int = 1) -> np.ndarray:
-        return np.asarray(Step(operation, strength, sign)(frame))
-
-    np.testing.assert_array_equal(after("invert"), 255 - values)
-    assert after("brightness", sign=-1).mean() < values.mean() < after("brightness").mean()
-    assert set(np.unique(after("posterize") % 64)) == {0}, "4 - int(2.8) = 2 bits are kept"
-    np.testing.assert_array_equal(after("solarize-add"), np.where(values < 128, values + 77, values))
-    np.testing.assert_array_equal(after("solarize"), np.where(values < 77, values, 255 - values))
-    assert after("auto-contrast").max() == 255
-    assert (after("translate-x")[:, -20:] == 128).all(), "pixels from outside are gray"
-    assert after("equalize").shape == values.shape
+def test_four_operations_are_applied_half_of_the_time_with_gray_borders() -> None:
+    generator, frame = np.random.default_rng(0), Image.new("RGB", (32, 24), (200, 90, 10))
+    state = np.random.get_state()[1].tolist()
+    found = [np.asarray(draw_rand_augment(generator)(frame)) for _ in range(400)]
+    assert np.random.get_state()[1].tolist() == state
+    unchanged = np.mean([(pixels == np.asarray(frame)).all() for pixels in found])
+    # Of fifteen operations, auto-contrast, equalize, and sharpness do not change a frame of one color.
+    assert unchanged == pytest.approx((0.5 + 0.5 * 3 / 15) ** 4, abs=0.05)
+    assert any((pixels[:, :4] == 128).all() or (pixels[:, -4:] == 128).all() for pixels in found)

@@ -1,13 +1,13 @@
 """Augmentation of the frames of a training clip, in addition to the encoder's preparation."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 
 from tvr_lightning.media.preparation import FrameTransform, Pixels, Preparation, resized
 
@@ -58,67 +58,29 @@ class CropFlip:
         return left, top, left + w, top + h
 
 
-_FILL = (128, 128, 128)  # color of the pixels that enter the frame from outside
-
-
-def _affine(frame: Image.Image, *matrix: float) -> Image.Image:
-    resample = Image.Resampling.BICUBIC
-    return frame.transform(frame.size, Image.Transform.AFFINE, matrix, resample=resample, fillcolor=_FILL)
-
-
-def _solarize_add(frame: Image.Image, strength: float) -> Image.Image:
-    return frame.point(lambda value: min(255, value + int(110 * strength)) if value < 128 else value)
-
-
-OPERATIONS: dict[str, Callable[[Image.Image, float, float], Image.Image]] = {
-    "auto-contrast": lambda frame, strength, signed: ImageOps.autocontrast(frame),
-    "equalize": lambda frame, strength, signed: ImageOps.equalize(frame),
-    "invert": lambda frame, strength, signed: ImageOps.invert(frame),
-    "rotate": lambda frame, strength, signed: frame.rotate(30 * signed, Image.Resampling.BICUBIC, fillcolor=_FILL),
-    "posterize": lambda frame, strength, signed: frame.point(lambda value: value & (0xFF << (4 + int(4 * strength)))),
-    "solarize": lambda frame, strength, signed: ImageOps.solarize(frame, 256 - int(256 * strength)),
-    "solarize-add": lambda frame, strength, signed: _solarize_add(frame, strength),
-    "color": lambda frame, strength, signed: ImageEnhance.Color(frame).enhance(1 + 0.9 * signed),
-    "contrast": lambda frame, strength, signed: ImageEnhance.Contrast(frame).enhance(1 + 0.9 * signed),
-    "brightness": lambda frame, strength, signed: ImageEnhance.Brightness(frame).enhance(1 + 0.9 * signed),
-    "sharpness": lambda frame, strength, signed: ImageEnhance.Sharpness(frame).enhance(1 + 0.9 * signed),
-    "shear-x": lambda frame, strength, signed: _affine(frame, 1, 0.3 * signed, 0, 0, 1, 0),
-    "shear-y": lambda frame, strength, signed: _affine(frame, 1, 0, 0, 0.3 * signed, 1, 0),
-    "translate-x": lambda frame, strength, signed: _affine(frame, 1, 0, 0.45 * signed * frame.width, 0, 1, 0),
-    "translate-y": lambda frame, strength, signed: _affine(frame, 1, 0, 0, 0, 1, 0.45 * signed * frame.height),
-}
-"""Functions of an RGB frame, a strength from 0 (none) to 1 (maximum), and the strength with its sign, if it has one."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One sampled operation of `OPERATIONS`; `sign` is 1 or -1."""
-
-    operation: str
-    strength: float
-    sign: int
-
-    def __call__(self, frame: Image.Image) -> Image.Image:
-        """Return an RGB frame after the operation, in the same size."""
-        return OPERATIONS[self.operation](frame, self.strength, self.strength * self.sign)
-
-
-def draw_rand_augment(generator: np.random.Generator) -> list[Step]:
-    """Sample the operations for every frame of one clip, to be applied in order.
+def draw_rand_augment(generator: np.random.Generator) -> Callable[[Image.Image], Image.Image]:
+    """Sample a change for every frame of one clip, by timm's RandAugment (Cubuk et al., arXiv:1909.13719).
 
     Four of fifteen operations are sampled with replacement, and each is applied with probability 1/2, at a magnitude
-    from the normal distribution N(7, 0.5) clipped to 0 to 10. The strength of every operation increases with the
-    magnitude (`inc1`). This is the meaning of the configuration string in timm's RandAugment (after Cubuk et al.,
-    arXiv:1909.13719). The released code contains its video version, with bicubic resampling and a gray border.
+    from the normal distribution N(7, 0.5) clipped to 0 to 10. Resampling is bicubic and borders are gray, as in the
+    released code's version for videos.
     """
-    steps = []
-    for operation in generator.choice(np.array(list(OPERATIONS)), 4):
-        applied = generator.random() < 0.5
-        strength = float(np.clip(generator.normal(7.0, 0.5), 0.0, 10.0)) / 10.0
-        sign = 1 if generator.random() < 0.5 else -1
-        if applied:
-            steps.append(Step(str(operation), strength, sign))
-    return steps
+    # Imports that take a second, which other augmentations save.
+    from lightning.pytorch.utilities.seed import isolate_rng
+    from timm.data.auto_augment import rand_augment_transform
+
+    seed = int(generator.integers(2**32))
+    options = {"img_mean": (128, 128, 128), "interpolation": Image.Resampling.BICUBIC}
+    transform = rand_augment_transform("rand-m7-n4-mstd0.5-inc1", options)
+
+    def change(frame: Image.Image) -> Image.Image:
+        with isolate_rng(include_cuda=False):  # timm uses the global generators
+            random.seed(seed)
+            np.random.seed(seed)
+            changed: Image.Image = transform(frame)
+            return changed
+
+    return change
 
 
 def draw_augmentation(
@@ -130,6 +92,6 @@ def draw_augmentation(
         flip = bool(generator.random() < 0.5)
         return CropFlip(preparation.image_size, draws, flip, preparation.antialias)
     if augmentation == "rand-augment":
-        steps = draw_rand_augment(generator)
-        return lambda frame: preparation(reduce(lambda changed, step: step(changed), steps, frame))
+        change = draw_rand_augment(generator)
+        return lambda frame: preparation(change(frame))
     return preparation
