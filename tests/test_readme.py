@@ -34,6 +34,7 @@ def test_its_commands_run_as_printed(tmp_path, monkeypatch, capsys):
     assert "text-to-video" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_its_search_runs_without_pretrained_weights(tmp_path, monkeypatch, capsys):
     """The commands and the Python block as printed, but with random weights, which need no download."""
     monkeypatch.chdir(tmp_path)

@@ -3,15 +3,12 @@
 import dataclasses
 import json
 import os
-import re
-import resource
 import shutil
 import signal
 from pathlib import Path
 
 import av
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 from child_processes import fork
@@ -123,66 +120,6 @@ def write_descriptions(out: Path, names: list[str]) -> list[str]:
             journal.add([Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)])
         journal.finish(names)
     return missing
-
-
-def killed_in_finish(out: Path, names: list[str], target: object, function: str, after: bool) -> None:
-    """As `write_descriptions`, killed before or after it calls a function."""
-    call = getattr(target, function)
-
-    def killed(*arguments, **options):
-        if after:
-            call(*arguments, **options)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(target, function, killed)
-    write_descriptions(out, names)
-
-
-def test_a_kill_while_the_file_is_written_loses_nothing(tmp_path, ended):
-    first, names, finished = ["old", "other"], ["a", "b", "old"], []
-    right = tmp_path / "right" / "captions.parquet"
-    write_descriptions(right, first)
-    write_descriptions(right, names)
-    assert len(read_captions(right).descriptions) == 4
-    for target, function in ((pq, "write_table"), (Path, "unlink")):
-        for after in (False, True):
-            out = tmp_path / f"{function} {after}" / "captions.parquet"
-            write_descriptions(out, first)
-            process = ended(fork(killed_in_finish, out, names, target, function, after))
-            process.join()
-            assert process.exitcode == -signal.SIGKILL
-            finished.append(out.read_bytes() == right.read_bytes())
-            assert write_descriptions(out, names) == [], "existing descriptions are not computed again"
-            assert out.read_bytes() == right.read_bytes()
-            assert {path.name for path in out.parent.iterdir()} == {path.name for path in right.parent.iterdir()}
-    assert finished == [False, False, True, True]
-
-
-def write_within(out: Path, names: list[str], limit: int) -> None:
-    """As `write_descriptions` with a file size limit; the exit code is 3 if the error reports the limit."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    try:
-        write_descriptions(out, names)
-    except UserError as error:
-        said = re.search(r"cannot be written: File too large\. .* file size limit", str(error))
-        os._exit(3 if said else 4)
-
-
-def test_a_full_disk_loses_nothing(tmp_path, ended):
-    names = [f"video{number}" for number in range(6)]
-    right = tmp_path / "right" / "captions.parquet"
-    write_descriptions(right, names)
-    left = []
-    for limit in range(0, right.stat().st_size, 331):
-        out = tmp_path / str(limit) / "captions.parquet"
-        process = ended(fork(write_within, out, names, limit))
-        process.join()
-        assert process.exitcode == 3
-        assert not out.exists()
-        left.append(len(write_descriptions(out, names)))
-        assert out.read_bytes() == right.read_bytes()
-    assert left == sorted(left, reverse=True)
-    assert set(left) >= {6, 4, 0}, "limits reached in the first line of the journal, in its middle, and in the file"
 
 
 def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):

@@ -444,7 +444,9 @@ def scores() -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("dataset", "listed"), [("msrvtt", "MSRVTT"), ("didemo", "DiDeMo")])
+@pytest.mark.parametrize(
+    ("dataset", "listed"), [("msrvtt", "MSRVTT"), pytest.param("didemo", "DiDeMo", marks=pytest.mark.slow)]
+)
 def test_real_matrices_give_the_recalls_of_a_plain_count(scores, dataset, listed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     systems = [scores / f"{name}_{dataset}.npz" for name in ("clip4clip", "VAST", "InternVideo2")]

@@ -171,6 +171,7 @@ def small_job(claims, trial, arm, point, **changes):
     return dataclasses.replace(trial.job(arm, point, 1, 3e-3, size), **changes)
 
 
+@pytest.mark.slow
 def test_outcomes_have_all_readings_that_the_claims_use(benchmark, settings, claims):
     heads, tried = benchmark("mechanisms_heads"), set()
     for trial in (*claims.CLAIMS, *claims.LEAKS, *claims.DEVIATIONS):

@@ -36,12 +36,10 @@ LOGGERS = {
     "none": "false",
     "lightning's": "true",  # would write to lightning_logs what metrics.csv has
 }
-FAST = ("wandb", "lightning's")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LOGGERS if name != "wandb"]
 
 
-@pytest.mark.parametrize(
-    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in LOGGERS if name not in FAST)]
-)
+@pytest.mark.parametrize("name", ["wandb", *SLOW])
 def test_results_and_resuming_do_not_depend_on_the_logger(name, msrvtt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logger = f"--trainer.logger={LOGGERS[name]}"

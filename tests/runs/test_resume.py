@@ -118,11 +118,6 @@ HOOKS = {
 }  # fmt: skip
 
 
-def test_a_run_killed_in_any_hook_of_its_last_step_resumes_exactly(msrvtt, tmp_path):
-    arguments = options(msrvtt, tmp_path / "runs", "gare", EVERY_STEP)
-    strike_everywhere("SIGKILL", 5, tmp_path, arguments)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 @pytest.mark.parametrize(
@@ -153,15 +148,9 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(msrvtt, tm
     assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [
-        ("SIGTERM", "ddp"),
-        pytest.param("SIGKILL", "ddp", marks=pytest.mark.slow),
-        pytest.param("SIGTERM", FSDP2, marks=pytest.mark.slow),
-        pytest.param("SIGKILL", FSDP2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP2])
 def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(
     name, strategy, msrvtt, tmp_path, monkeypatch
 ):

@@ -171,6 +171,7 @@ def test_the_processes_of_a_job_write_into_one_log(outdated, ended):
         execute(outdated)
 
 
+@pytest.mark.slow
 def test_question_answering_under_submitit_records_every_question(root, tmp_path):
     plan, out = tiny_plan(root, tmp_path, "dpdv-s4", ("dpdv-vqa",)), tmp_path / "out"
     engine = SlurmEngine(tmp_path / "jobs", max_parallel_jobs=1, cluster="local")

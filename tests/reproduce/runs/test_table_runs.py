@@ -105,6 +105,7 @@ def test_every_run_of_a_table_trains_and_scores(table, tables):
         tables.make(run, run.key in needed)
 
 
+@pytest.mark.slow
 def test_a_real_recipe_runs_on_real_annotations_and_reports_missing_videos(test_data, tmp_path, monkeypatch):
     # 15 of the 10,000 videos of MSR-VTT are there; the recipe is GARE's own but for the encoder's size.
     monkeypatch.setenv("TVR_DATA", str(test_data / "annotations"))
