@@ -170,6 +170,7 @@ COMMANDS = (
     Command("data check", data.check, DATA, "--config data/msrvtt", ("data",)),
     Command("data compress", data.compress, DATA, "--config data/msrvtt --out small", ("data",), AGAIN),
     Command("data stats", data.stats, DATA, "--config data/msrvtt", ("data",)),
+    Command("data show", data.show, DATA, "video7010.mp4 --out page.png"),
     Command("index", search.index, SEARCH, "~/Videos --out index --weights openai"),
     Command("search", search.search, SEARCH, '"a dog catches a frisbee" --index index'),
     Command("serve", search.serve, SEARCH, "--index index"),

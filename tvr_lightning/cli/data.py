@@ -1,13 +1,13 @@
-"""`tvr data ...`: datasets are generated, downloaded, imported, checked, compressed, and counted."""
+"""`tvr data ...`: datasets are generated, downloaded, imported, checked, compressed, counted, and viewed."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tvr_lightning.cli.options import CORES, Config, Folder, NewFile, NewFolder, Processes
+from tvr_lightning.cli.options import CORES, Config, File, Folder, NewFile, NewFolder, Processes
 from tvr_lightning.errors import UserError
-from tvr_lightning.option_types import CopiesLike, Count, DatasetName, Range
+from tvr_lightning.option_types import CopiesLike, Count, DatasetName, FrameSampling, Range
 from tvr_lightning.runs.log import loading
 
 
@@ -117,3 +117,19 @@ def stats(config: Config, num_workers: Processes = CORES, overrides: Sequence[st
     data = data_from_recipe(config, overrides)
     tokens = ClipTokenizer(context_length=max(data.words, 3)).needed
     print_stats(statistics_of(data, tokens, workers=num_workers))
+
+
+def show(
+    video: Annotated[File, "media file"],
+    /,
+    out: Annotated[NewFile, "image to write; the suffix sets the format (.png, .pdf, .svg)"] = Path("page.png"),
+    frames: Annotated[Count, "number of frames"] = 12,
+    sampling: Annotated[FrameSampling, "rule for selecting the frames"] = "one-fps-uniform",
+) -> None:
+    """Draw the frames of a video, its waveform, and its log-mel spectrogram on one page."""
+    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UserError(f"--out {out} must end in .png, .pdf, or .svg")
+    from tvr_lightning.data.preview import preview
+
+    preview(video, out, frames=frames, sampling=sampling)
+    print(f"Wrote {out}")
