@@ -1,6 +1,7 @@
 """Run `tvr` with the arguments after a signal and a step, and send the process the signal in this step.
 
-The step may follow a hook of Lightning, as in `on_test_start:6`; the signal comes before a step otherwise. Of several processes, the one with rank STRIKE_RANK gets the signal. With the arguments `SIGKILL writing`, the process
+The step may follow a hook of Lightning, as in `on_test_start:6`; otherwise, the signal comes before the optimizer step.
+Of several processes, the one with rank STRIKE_RANK gets the signal. With the arguments `SIGKILL writing`, the process
 is killed while a thread writes its second `running.ckpt`, in the middle of the file and one step later.
 """
 

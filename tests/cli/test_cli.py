@@ -130,6 +130,7 @@ def test_an_audit_of_a_checkpoint_needs_no_recipe(finished_run, capsys):
     assert "CLIP4Clip" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_prints_one_line_about_itself_and_more_with_verbose(msrvtt, tmp_path):
     def output(*verbose):
         more = ("--trainer.enable_progress_bar=true", "--model.init_args.evaluation.audit=0", *verbose)

@@ -128,7 +128,9 @@ def test_half_precision_merges_the_same_tokens():
 WITHOUT_PATCHES = {"DPDV": "dpdv.views=[macro]", "UCoFiA": "ucofia.scores=[video_sentence, sentence_frame]"}
 
 
-@pytest.mark.parametrize("title", RECIPES)
+@pytest.mark.parametrize(
+    "title", [pytest.param(title, marks=() if title == "XPool" else pytest.mark.slow) for title in RECIPES]
+)
 def test_every_method_trains_on_merged_tokens(title):
     section = {"class_path": "TempMe", "init_args": {**SMALL, "clip_blocks": [1, 2], "joined": [2, 2]}}
     sizes = {"width": 64, "image_size": 32, "patch_size": 8, "text_layers": 4, "vision_layers": 4}

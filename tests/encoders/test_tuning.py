@@ -176,7 +176,11 @@ WITHOUT_MLP = dict.fromkeys(["mobileclip", "swin", "bert", "xlm-roberta", "mt5",
     ("tuning", "kind", "refused"),
     [(ALL, kind, REFUSED.get(kind)) for kind in KINDS]
     + [(LoRA(), "mobileclip", None)]
-    + [(Adapter(), kind, {"resnet": REFUSED["resnet"], **WITHOUT_MLP}.get(kind)) for kind in KINDS],
+    + [
+        pytest.param(Adapter(), kind, {"resnet": REFUSED["resnet"], **WITHOUT_MLP}.get(kind), marks=mark)
+        for kind in KINDS
+        for mark in [() if kind in ("clip", "resnet", "bert") else pytest.mark.slow]
+    ],
     ids=lambda value: type(value).__name__ if isinstance(value, Tuning) else value or "",
 )
 def test_tuning_changes_both_towers_or_is_refused(tuning, kind, refused, models):

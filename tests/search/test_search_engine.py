@@ -108,7 +108,7 @@ NAMES = st.text(st.sampled_from("aAbB_-. %*\\'\"\u00e9\u0301\u4e2d"), min_size=1
 FOLDERS = st.lists(NAMES, max_size=3).map("/".join)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folders=st.lists(FOLDERS, max_size=6), folder=FOLDERS)
 def test_the_folder_filter_in_sql_selects_what_python_would(tmp_path_factory, folders, folder):
     table = IndexTable(tmp_path_factory.mktemp("index"), create=True)

@@ -139,6 +139,7 @@ def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     assert any("out.mp4: a symbolic link to a file outside" in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_two_writers_at_once_both_succeed(folder, out, update, sources, interpreter):
     clips(folder, 12)
     code = (
