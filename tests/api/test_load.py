@@ -1,6 +1,5 @@
 """Scores of a checkpoint in Python, and one-line errors."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -79,9 +78,6 @@ def test_a_checkpoint_whose_encoder_was_built_in_python_asks_for_it(tmp_path):
     trainer.strategy.connect(method)
     path = tmp_path / "own.ckpt"
     trainer.save_checkpoint(path)
-    call = re.escape(f"Pass an equal one: CLIP4Clip.load_from_checkpoint({str(path)!r}, encoder=encoder)")
-    with pytest.raises(CheckpointError, match=r"own\.ckpt does not record its encoder, .* " + call):
-        CLIP4Clip.load_from_checkpoint(path, weights_only=True)
     with pytest.raises(CheckpointError, match=r"own\.ckpt does not record its encoder, .* as `encoder`, or"):
         tvr_lightning.load(path)
     with pytest.raises(CheckpointError, match=r"expected none\. Use the contrast that it was trained with"):
@@ -89,5 +85,3 @@ def test_a_checkpoint_whose_encoder_was_built_in_python_asks_for_it(tmp_path):
     built = {"encoder": TinyClipEncoder(**SMALL), "contrast": NCL()}
     loaded = CLIP4Clip.load_from_checkpoint(path, **built, weights_only=True)
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in method.state_dict().items())
-    with pytest.raises(TypeError, match="cannot be called on an instance"):
-        loaded.load_from_checkpoint(path)

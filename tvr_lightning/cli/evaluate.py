@@ -74,7 +74,7 @@ def evaluate(
     recipes = recipes_folder(Path("recipes"))
     for table in published:
         load_table(table, recipes)
-    normalizer = _normalizer(of_normalization)
+    normalizer = _normalizer(of_normalization) if of_normalization else None
     given = {"bank_texts": bank_texts, "bank_videos": bank_videos}
     if normalizer is None or not (normalizer.needs_bank or normalizer.accepts_bank):
         refuse_options(
@@ -130,20 +130,15 @@ def evaluate(
 
 
 def _normalizer(options: Sequence[str]) -> Normalizer | None:
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    from tvr_lightning.config.check import merge, refusals, sources_of
-    from tvr_lightning.config.schema import generate
+    from tvr_lightning.config.check import NORMALIZATION, build, merge, sources_of
+    from tvr_lightning.config.recipe import recipe_schema
     from tvr_lightning.evaluation.normalization import Normalizer
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--normalization", type=Normalizer | None, default=None)
-    try:
-        given = parser.parse_object(merge(sources_of([], options), generate(parser)))
-        normalizer: Normalizer | None = parser.instantiate(given).normalization
-        return normalizer
-    except ArgumentError as error:
-        raise UserError(refusals(str(error))) from error
+    schema = recipe_schema()
+    schema["properties"] = NORMALIZATION
+    normalizer: Normalizer | None
+    normalizer = build(Normalizer | None, merge(sources_of([], options), schema).get("normalization"))
+    return normalizer
 
 
 def _test_set(config: list[str], overrides: Sequence[str], ids: Path | None) -> tuple[GroundTruth, MatrixLayout]:

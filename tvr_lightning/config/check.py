@@ -5,6 +5,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,6 +22,9 @@ MISSING = {
     "data": "No dataset is given. Name one before the overlays, such as --config data/msrvtt, or a method's recipe.",
     "model": "No method is given. Name its recipe, such as --config tcmgc, or a checkpoint to evaluate (--ckpt_path).",
 }
+
+NORMALIZATION = {"normalization": {"$ref": "#/$defs/Normalizer"}}
+"""Section of `tvr evaluate`, in a schema of recipes."""
 
 
 class Source(NamedTuple):
@@ -39,7 +43,7 @@ def check_before_parsing(recipes: Sequence[str], overrides: Sequence[str], neede
     sources = list(sources_of(recipes, overrides))
     check_classes_given(sources, needed)
     if (schema := cached_schema()) is not None:
-        schema["properties"]["normalization"] = {"$ref": "#/$defs/Normalizer"}  # of `tvr evaluate`
+        schema["properties"] |= NORMALIZATION
         merge(sources, schema)
 
 
@@ -74,7 +78,31 @@ def merge(sources: Iterable[Source], schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def refusals(message: str) -> str:
+def build(kind: Any, values: Any) -> Any:
+    """Return the object of a type that plain values of a recipe describe."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--option", type=kind)
+    with explained():
+        return parser.instantiate(parser.parse_object({"option": values})).option
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what classes and the parser refuse into one sentence."""
+    from jsonargparse import ArgumentError
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, MisconfigurationException, ArgumentError) as error:
+        raise UserError(_refusals(str(error))) from error
+
+
+def _refusals(message: str) -> str:
     """Return the errors of options classes and missing packages in a parser's message, or else the whole message."""
     mistyped = re.search(
         r'^Parser key "(.+?)":.*Expected a dot import path string: (\w+)$', message, re.DOTALL | re.MULTILINE

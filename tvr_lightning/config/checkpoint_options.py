@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from tvr_lightning.config.check import Source
+from tvr_lightning.config.check import Source, build
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER, option_roles, roles_of_option
 from tvr_lightning.option_types import Role, Roles, dataclass_in, hints_of
 from tvr_lightning.training.checkpoints import RECORD, CheckpointError, named_code, read_checkpoint, trusted_sections
@@ -124,10 +124,7 @@ def _written_out(section: Namespace) -> dict[str, Any]:
     options = found.setdefault("init_args", {})
     for option, hint in hints_of(resolve_name(section.class_path)).items():
         if (kind := dataclass_in(hint)) is not None and option in options:
-            parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument("--options", type=kind)
-            parsed = parser.parse_object({"options": options[option] or {}})
-            options[option] = plain_options(parser.instantiate(parsed).options)
+            options[option] = plain_options(build(kind, options[option] or {}))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, partial
@@ -16,9 +16,8 @@ from typing import Any
 import jsonargparse
 import torch
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import register_type
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 import tvr_lightning.encoders
@@ -26,7 +25,7 @@ import tvr_lightning.evaluation.two_stage
 import tvr_lightning.methods
 import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their bare names once these are imported
 from tvr_lightning import data as datasets
-from tvr_lightning.config.check import Source, check_classes_given, merge, refusals, sources_of
+from tvr_lightning.config.check import Source, build, check_classes_given, explained, merge, sources_of
 from tvr_lightning.config.checkpoint_options import TrainedOptions
 from tvr_lightning.config.recipe_files import split_options
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER
@@ -162,14 +161,12 @@ class Recipe:
             merge([recorded._replace(content=trained.sections())], schema)  # also those that follow others
         values = merge(sources, schema)
         parser = recipe_parser()
-        try:
+        with explained():
             if asked := [option for option, _ in split_options(overrides) if option == "print_config"]:
                 parser.parse_args([f"--config={json.dumps(values)}", f"--{asked[0]}"])  # prints them and exits
             recipe = cls(_with_integers(parser.parse_object(values), values.get("trainer", {})), trained)
             if trained is not None:
                 recipe.changes = trained.differences(parser, recipe.config, override)
-        except ArgumentError as error:
-            raise UserError(refusals(str(error))) from error
         recipe.dropped = sorted({name for content in contents for name in _dropped(content, values)})
         recipe.replaced = list(_replaced(sources[trained is not None :], values))
         recipe._check_linked(contents)
@@ -232,12 +229,8 @@ class Recipe:
 
     def build_data(self) -> TextVideoDataModule:
         """Build only the data, as it is before the method sets the size of its frames."""
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_subclass_arguments(TextVideoDataModule, "data")
-        with explained():
-            data: TextVideoDataModule
-            data = parser.instantiate(parser.parse_object({"data": self.config.data.as_dict()})).data
-            return data
+        data: TextVideoDataModule = build(TextVideoDataModule, self.config.data.as_dict())
+        return data
 
     def build(self) -> Namespace:
         """Seed the random generators, and return all sections with `model` and `data` built."""
@@ -301,17 +294,6 @@ def from_recipe(
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
     """Build only the data of recipe files or of data overlays without a method; arguments as in `from_recipe`."""
     return Recipe.parse(paths, overrides, only_data=True).build_data()
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn what classes and the parser refuse into one sentence."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (ValueError, TypeError, MisconfigurationException, ArgumentError) as error:
-        raise UserError(refusals(str(error))) from error
 
 
 def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:

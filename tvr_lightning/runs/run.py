@@ -19,7 +19,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
-from tvr_lightning.config.recipe import Recipe, ResultsConfig, explained, recipe_parser
+from tvr_lightning.config.check import explained
+from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.config.roles import recipe_roles, roles_of_option
 from tvr_lightning.errors import UserError, abbreviated

@@ -2,19 +2,17 @@
 
 import inspect
 import math
-from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -94,19 +92,6 @@ class RecipeModule(LightningModule):
         """Return the arguments of the constructor that can be modules."""
         classes = {name: filter(inspect.isclass, parts_of(hint)) for name, hint in hints_of(cls).items()}
         return [name for name, kinds in classes.items() if any(issubclass(kind, nn.Module) for kind in kinds)]
-
-    @_restricted_classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **options: Any) -> Self:  # noqa: N805
-        """Load a checkpoint as Lightning does. Pass an encoder that was built in Python as `encoder`."""
-        try:
-            return super().load_from_checkpoint(checkpoint_path, *args, **options)
-        except ArgumentError as error:
-            if "required: module.encoder" not in str(error):
-                raise
-            raise CheckpointError(
-                f"{checkpoint_path} does not record its encoder, which was built in Python. Pass an equal one: "
-                f"{cls.__name__}.load_from_checkpoint({str(checkpoint_path)!r}, encoder=encoder)"
-            ) from error
 
     @property
     def title(self) -> str:
