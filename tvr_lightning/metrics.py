@@ -133,7 +133,7 @@ class FirstK(RankMetric):
 
 
 class RetrievalRecall(FirstK):
-    """Percentage of queries with a match among the first K.
+    """Percentage of the queries with a match among the first K, a scalar.
 
     Example:
         >>> similarity = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.6], [0.5, 0.4, 0.3]])
@@ -150,7 +150,7 @@ class RetrievalRecall(FirstK):
 
 
 class RecallSum(RankMetric):
-    """Sum of the recalls at several K, in one direction (RSum) or, if `direction` is None, in both (SumR)."""
+    """Sum of the recalls of scores (N, M) at several K, in one direction (RSum) or both (SumR, `direction` None)."""
 
     higher_is_better = True
 
@@ -176,7 +176,7 @@ class RecallSum(RankMetric):
 
 
 class MedianRank(RankMetric):
-    """Median of the expected ranks, from 1; the mean of the middle two if the number of queries is even."""
+    """Median of the expected ranks from 1, a scalar; the mean of the middle two if the number of queries is even."""
 
     name = "MdR"
     higher_is_better = False
@@ -187,7 +187,7 @@ class MedianRank(RankMetric):
 
 
 class MeanRank(RankMetric):
-    """Mean of the expected ranks, from 1."""
+    """Mean of the expected ranks from 1, a scalar."""
 
     name = "MnR"
     higher_is_better = False
@@ -198,7 +198,7 @@ class MeanRank(RankMetric):
 
 
 class NDCG(FirstK):
-    """Normalized discounted cumulative gain at K in percent.
+    """Normalized discounted cumulative gain at K in percent, a scalar.
 
     The gain of a match is 1 / log2(1 + rank), or 0 after rank K. The sum of a query's gains is divided by the greatest
     possible sum, which is 1 for one match.
@@ -212,7 +212,7 @@ class NDCG(FirstK):
 
 
 class MRR(RankMetric):
-    """Mean reciprocal rank in percent."""
+    """Mean reciprocal rank in percent, a scalar."""
 
     higher_is_better = True
 
