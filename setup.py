@@ -1,9 +1,6 @@
 """Puts the recipes, which are next to the package in a checkout, into the wheel; all else is in pyproject.toml."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -11,7 +8,7 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithRecipes(build_py):
-    """Copies `recipes/` to `tvr_lightning/recipes/`, and writes their JSON schema next to them."""
+    """Copies `recipes/` to `tvr_lightning/recipes/`."""
 
     def run(self) -> None:
         """Build, and copy; an editable installation reads the checkout's own."""
@@ -20,10 +17,6 @@ class BuildWithRecipes(build_py):
             target = Path(self.build_lib) / "tvr_lightning" / "recipes"
             shutil.rmtree(target, ignore_errors=True)  # a build before may have left recipes that are gone
             shutil.copytree("recipes", target)
-            schema = [sys.executable, "-m", "tvr_lightning.cli", "schema"]
-            done = subprocess.run(schema, env=os.environ | {"PYTHONPATH": "."}, capture_output=True, check=False)
-            if done.returncode == 0:  # an isolated build has no torch; the schema is then made on the first run
-                (target / "schema.json").write_bytes(done.stdout)
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})

@@ -59,7 +59,6 @@ def test_the_wheel_contains_every_recipe_and_runs_outside_a_checkout(tmp_path):
     recipes = site / "tvr_lightning" / "recipes"
     found, expected = ({path.relative_to(f) for path in f.rglob("*.yaml")} for f in (recipes, ROOT / "recipes"))
     assert found == expected
-    assert "CLIP4ClipOptions" in json.loads((recipes / "schema.json").read_text(encoding="utf-8"))["$defs"]
 
     printed = run(sys.executable, "-c", PROGRAM, json.dumps(COMMANDS))
     assert Path(printed.splitlines()[0]).is_relative_to(site)

@@ -170,12 +170,8 @@ def schema() -> None:
     """Print the JSON schema of recipes, with which editors complete and check them."""
     import json
 
-    from tvr_lightning.config.schema import cached_schema, generate
+    with loading("schema"):
+        from tvr_lightning.config.recipe import recipe_schema
 
-    found = cached_schema()
-    if found is None:
-        with loading("schema"):
-            from tvr_lightning.config.recipe import recipe_parser
-
-            found = generate(recipe_parser())
+        found = recipe_schema()
     print(json.dumps(found, indent=2))

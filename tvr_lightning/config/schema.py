@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 PACKAGE = Path(__file__).parents[1]
-_IN_WHEEL = PACKAGE / "recipes" / "schema.json"
 LEFT_OUT = (
     "Module", "Metric", "Callback", "Strategy", "Logger", "Precision", "Profiler", "Tensor", "PreTrainedConfig",
 )  # fmt: skip
@@ -29,10 +28,7 @@ BASES = ("LightningModule", "RecipeModule", "RestrictedModule")
 
 
 def cached_schema() -> dict[str, Any] | None:
-    """Return the schema in the wheel, or else that of the user's cache if the sources have not changed since."""
-    if _IN_WHEEL.is_file():
-        packaged: dict[str, Any] = json.loads(_IN_WHEEL.read_text(encoding="utf-8"))
-        return packaged
+    """Return the schema of the user's cache if the sources have not changed since, or None."""
     try:
         cached = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # none yet, or no home folder
