@@ -49,7 +49,7 @@ class PathKind:
 File = Annotated[Path, PathKind("file")]
 Folder = Annotated[Path, PathKind("folder")]
 FileOrFolder = Annotated[Path, PathKind("file or folder")]
-Checkpoint = Annotated[Path | str | None, PathKind("file or folder", remote=True)]
+Checkpoint = Annotated[Path | None, PathKind("file or folder")]
 NewFile = Annotated[Path, PathKind("new file")]
 NewFolder = Annotated[Path, PathKind("new folder")]
 Index = Annotated[

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tvr_lightning.cli.options import Checkpoint, Config, File, NewFile, NewFolder, Trust
@@ -40,8 +39,7 @@ def _run_of(command: Literal["fit", "validate", "test", "predict"], summary: str
         with loading(command):
             from tvr_lightning.config.recipe import Recipe
             from tvr_lightning.runs.run import Run
-        evaluated = ckpt_path if isinstance(ckpt_path, Path) and command != "fit" else None
-        recipe = Recipe.parse(config, overrides, evaluated, trust, override)
+        recipe = Recipe.parse(config, overrides, None if command == "fit" else ckpt_path, trust, override)
         words = [command, *(f"--config={name}" for name in config), *overrides]
         words += [f"--ckpt_path={ckpt_path}"] if ckpt_path else []
         Run(command, recipe, str(ckpt_path) if ckpt_path else None, words).start()

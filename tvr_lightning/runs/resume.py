@@ -102,7 +102,7 @@ class RunCheckpoint(ModelCheckpoint):
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         state = checkpoint.get("callbacks", {}).get(self.state_key)
-        if state is None or "://" in str(trainer.ckpt_path):
+        if state is None:
             return
         folder = Path(str(trainer.ckpt_path)).resolve().parent
         best = folder / f"{self.filename}.ckpt"

@@ -180,7 +180,7 @@ class Run(closing.RunState):
     def _fit(self) -> None:
         trainer = self.trainer
         start = str(self._resume_from) if self._resume_from else self.ckpt_path
-        if start and "://" not in start:
+        if start:
             read_checkpoint(Path(start))
         # Checkpoints contain only tensors and plain values; loading runs no code.
         trainer.fit(self.model, datamodule=self.datamodule, ckpt_path=start, weights_only=True)
