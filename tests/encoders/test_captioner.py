@@ -18,7 +18,14 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.records import VideoRecord
 from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.captioner import CaptionJournal, CaptionOptions, caption, load_captioner
+from tvr_lightning.encoders.captioner import (
+    CaptionOptions,
+    by_video,
+    caption,
+    finish_captions,
+    load_captioner,
+    open_captions,
+)
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
@@ -114,11 +121,13 @@ def test_a_killed_run_resumes_and_writes_the_same_file(table, videos, captioner,
 
 def write_descriptions(out: Path, names: list[str]) -> list[str]:
     """Describe the videos that are missing in the file, as a run does; return their IDs."""
-    with CaptionJournal.open(out, SETTINGS) as journal:
-        missing = [name for name in names if name not in journal.rows]
+    with open_captions(out, SETTINGS) as (journal, rows):
+        missing = [name for name in names if name not in rows]
         for name in missing:
-            journal.add([Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)])
-        journal.finish(names)
+            segments = [Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)]
+            journal.append([dataclasses.asdict(segment) for segment in segments])
+            rows |= by_video(journal.entries[-1])
+        finish_captions(out, journal, rows, names)
     return missing
 
 

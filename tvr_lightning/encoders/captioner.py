@@ -6,13 +6,13 @@ transformers. Any image-text-to-text model on the Hugging Face Hub works if its 
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +34,7 @@ from tvr_lightning.progress import progress_bar
 from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 SETTINGS = b"tvr_captions"
+Rows = dict[str, list[dict[str, Any]]]  # of a captions file, one per segment, by video ID
 
 
 @dataclass
@@ -59,7 +60,7 @@ class CaptionOptions(Options):
 
 
 class Captioner:
-    """Vision-language model of transformers in eval mode, with its processor, which describes segments.
+    """Vision-language model of transformers in eval mode, with its processor, for segments (B, F, 3, S, S).
 
     `weights_hash` is the SHA-256 of the weights, the processor's rules and the generation settings, shortened.
     """
@@ -144,58 +145,41 @@ def _read_segments(video: VideoRecord, options: CaptionOptions) -> tuple[list[De
     return segments, torch.stack([clip.pixels for clip in clips])
 
 
-@dataclass
-class CaptionJournal:
-    """Descriptions of a captions file and of the journal `<out>.unfinished`, one group of videos per line.
+@contextmanager
+def open_captions(out: Path, settings: dict[str, Any]) -> Iterator[tuple[Journal, Rows]]:
+    """Lock a captions file inside the context, and yield the journal of an unfinished run and the rows of each video.
 
-    Attributes:
-        out: Parquet file; its existing descriptions are kept.
-        journal: Journal of an unfinished run. Its header is the model, prompt, weights_hash, segments, and reading.
-        rows: Descriptions of each video ID in both, one row per segment; the journal's replace those of the file.
+    The journal `<out>.unfinished` has the settings as its header and the rows of one group of videos per entry, which
+    replace those of the file.
+
+    Raises:
+        UserError: The file or the journal contains descriptions with other settings, the file does not contain
+            descriptions, another process writes it, or the disk is full or read-only.
     """
+    _read_captions(out, settings)  # refuses another file before it creates a journal
+    with Journal.open(out.with_name(out.name + ".unfinished"), settings, f"the captions {out}") as journal:
+        _check_settings(journal.file, journal.header, settings)
+        rows: Rows = {}
+        for group in [_read_captions(out, settings), *journal.entries]:
+            rows |= by_video(group)
+        yield journal, rows
 
-    out: Path
-    journal: Journal
-    rows: dict[str, list[dict[str, Any]]]
 
-    @classmethod
-    @contextmanager
-    def open(cls, out: Path, settings: dict[str, Any]) -> Iterator[Self]:
-        """Lock the journal inside the context, and resume an unfinished run.
+def by_video(rows: Iterable[dict[str, Any]]) -> Rows:
+    """Return consecutive rows, one per segment, by video ID."""
+    return {name: list(segments) for name, segments in itertools.groupby(rows, itemgetter("video_id"))}
 
-        Raises:
-            UserError: The file or the journal contains descriptions with other settings, the file does not contain
-                descriptions, another process writes it, or the disk is full or read-only.
-        """
-        _read_captions(out, settings)  # refuses another file before it creates a journal
-        with Journal.open(out.with_name(out.name + ".unfinished"), settings, f"the captions {out}") as journal:
-            _check_settings(journal.file, journal.header, settings)
-            opened = cls(out, journal, {})
-            for group in [_read_captions(out, settings), *journal.entries]:
-                opened._replace(group)
-            yield opened
 
-    def add(self, descriptions: Sequence[Description]) -> None:
-        """Append the descriptions of a group of videos to the journal and flush them to disk."""
-        rows = [asdict(description) for description in descriptions]
-        self.journal.append(rows)
-        self._replace(rows)
-
-    def finish(self, order: Sequence[str]) -> None:
-        """Write the file with the videos in this order, after others that it contains, and remove the journal."""
-        positions = {name: position for position, name in enumerate(order)}
-        names = sorted(self.rows, key=lambda name: positions.get(name, -1))
-        settings = self.journal.header
-        made = {name: settings[name] for name in ("model", "prompt", "weights_hash")}
-        table = pa.Table.from_pylist([row | made for name in names for row in self.rows[name]], schema=SCHEMA)
-        table = table.replace_schema_metadata({SETTINGS: json.dumps(settings).encode()})
-        with explain_write_errors(self.out, "Earlier descriptions are kept."), replace_whole(self.out) as file:
-            pq.write_table(table, file)
-        self.journal.file.unlink(missing_ok=True)
-
-    def _replace(self, rows: Sequence[dict[str, Any]]) -> None:
-        by_video = itertools.groupby(rows, itemgetter("video_id"))
-        self.rows.update((name, list(segments)) for name, segments in by_video)
+def finish_captions(out: Path, journal: Journal, rows: Rows, order: Sequence[str]) -> None:
+    """Write the file with the videos in this order, after others that it contains, and remove the journal."""
+    positions = {name: position for position, name in enumerate(order)}
+    made = {name: journal.header[name] for name in ("model", "prompt", "weights_hash")}
+    names = sorted(rows, key=lambda name: positions.get(name, -1))
+    table = pa.Table.from_pylist([row | made for name in names for row in rows[name]], schema=SCHEMA)
+    table = table.replace_schema_metadata({SETTINGS: json.dumps(journal.header).encode()})
+    with explain_write_errors(out, "Earlier descriptions are kept."), replace_whole(out) as file:
+        pq.write_table(table, file)
+    journal.file.unlink(missing_ok=True)
 
 
 def _read_captions(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -245,12 +229,12 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
     for video in videos:
         distinct.setdefault(video.video_id, video)
     described, empty, skipped = 0, 0, []
-    with CaptionJournal.open(options.out, settings) as journal:
-        listed = distinct.keys() & journal.rows.keys()
-        changed = sorted(name for name in listed if _has_changed(distinct[name], journal.rows[name]))
+    with open_captions(options.out, settings) as (journal, rows):
+        listed = distinct.keys() & rows.keys()
+        changed = sorted(name for name in listed if _has_changed(distinct[name], rows[name]))
         for name in changed:
-            del journal.rows[name]
-        there = journal.rows.keys() & distinct.keys()
+            del rows[name]
+        there = rows.keys() & distinct.keys()
         # A group is described as a whole, except for videos that are already in the file.
         size = max(1, options.batch_size // options.segments)
         groups = [list(distinct.values())[start : start + size] for start in range(0, len(distinct), size)]
@@ -265,11 +249,13 @@ def caption(videos: Sequence[VideoRecord], captioner: Captioner, options: Captio
                 texts: list[str] = []
                 for part in torch.cat([pixels for _, pixels in readable]).split(options.batch_size) if readable else ():
                     texts += captioner.describe(part, options.prompt, options.max_new_tokens)
-                journal.add([replace(each, caption=text) for each, text in zip(segments, texts, strict=True)])
+                made = [asdict(replace(each, caption=text)) for each, text in zip(segments, texts, strict=True)]
+                journal.append(made)
+                rows |= by_video(made)
                 described += len(readable)
                 empty += texts.count("")
                 bar.advance(task, len(found))
-        journal.finish(list(distinct))
+        finish_captions(options.out, journal, rows, list(distinct))
     report = [f"{described} videos described, {len(there)} already present"]
     if changed:
         report.append(f"earlier descriptions of {len(changed)} changed files were dropped: {abbreviated(changed)}")
