@@ -11,7 +11,6 @@ from tvr_lightning.evaluation.balance import balance, matching_share, retrieval_
 from tvr_lightning.evaluation.sources import MatrixSource
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.pooling import masked_mean
-from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, histograms, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit, normalized_scores
@@ -157,11 +156,6 @@ def draw_modalities(arrays: Arrays) -> Iterator[Chart]:
     ]
     note = "NCL, Figs. 7 and 8, after training: sentences and means of the unit frames, before any conditioning."
     yield Chart("", drawings(axes, alt), facts, note)
-
-
-def normalizes(module: Any) -> bool:
-    """Return whether a method ranks videos with a normalization."""
-    return isinstance(module, RetrievalModule) and module.evaluation_config.normalization is not None
 
 
 @torch.no_grad()

@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from tvr_lightning.methods import DPDV
-from tvr_lightning.methods.base import RetrievalModule
-from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging, dpc_knn
+from tvr_lightning.methods.dpdv.patch_merging import dpc_knn
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 SHOWN_VIDEOS = 2
 CELL = 14  # pixels of a patch in the drawing of a stage
-
-
-def merges(module: RetrievalModule) -> bool:
-    """Return whether a method is DPDV with patch merging."""
-    return isinstance(module, DPDV) and isinstance(module.reduction, PatchFeatureMerging)
 
 
 @torch.no_grad()

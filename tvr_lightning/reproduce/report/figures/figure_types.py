@@ -16,7 +16,9 @@ import torch
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import replace_whole
+from tvr_lightning.methods import DPDV, GAID, TCMGC, VideoQuestionAnswering
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.methods.dpdv.patch_merging import PatchFeatureMerging
 from tvr_lightning.reproduce.report.drawing import FAILURES, Arrays, Chart, in_style, not_drawn, shortened
 from tvr_lightning.reproduce.report.figures import any_method, dpdv, gaid, gare, tcmgc
 from tvr_lightning.reproduce.report.figures import retrieval_examples as examples
@@ -42,18 +44,48 @@ FIGURES = {
         "Scores of matching and of other pairs", any_method.measure_similarity, any_method.draw_similarity
     ),
     "balance": FigureType("Retrieval mass and errors", any_method.measure_balance, any_method.draw_balance),
-    "mass": FigureType("Retrieval mass", any_method.measure_mass, any_method.draw_mass, any_method.normalizes),
+    "mass": FigureType(
+        "Retrieval mass",
+        any_method.measure_mass,
+        any_method.draw_mass,
+        lambda module: isinstance(module, RetrievalModule) and module.evaluation_config.normalization is not None,
+    ),
     "modalities": FigureType("The two modalities", any_method.measure_modalities, any_method.draw_modalities),
     "geometry": FigureType("Geometry of the increments", gare.measure_geometry, gare.draw_geometry, gare.applies),
     "gradients": FigureType("Gradients by dimension", gare.measure_gradients, gare.draw_gradients, gare.applies),
     "hard_negatives": FigureType("Hard negatives", gare.measure_hard_negatives, gare.draw_hard_negatives, gare.applies),
-    "contrasts": FigureType("Balance of the contrasts", tcmgc.measure_contrasts, tcmgc.draw_contrasts, tcmgc.applies),
-    "attention": FigureType("Attention over frames", tcmgc.measure_attention, tcmgc.draw_attention, tcmgc.attends),
-    "map": FigureType("Map of words and frames", tcmgc.measure_map, tcmgc.draw_map, tcmgc.applies),
-    "gate": FigureType("Weight of the audio per frame", gaid.measure_gate, gaid.draw_gate, gaid.applies),
-    "merging": FigureType("Stages of patch merging", dpdv.measure_merging, dpdv.draw_merging, dpdv.merges),
+    "contrasts": FigureType(
+        "Balance of the contrasts",
+        tcmgc.measure_contrasts,
+        tcmgc.draw_contrasts,
+        lambda module: isinstance(module, TCMGC),
+    ),
+    "attention": FigureType(
+        "Attention over frames",
+        tcmgc.measure_attention,
+        tcmgc.draw_attention,
+        lambda module: isinstance(module, TCMGC) and module.head.attention is not None,
+    ),
+    "map": FigureType(
+        "Map of words and frames", tcmgc.measure_map, tcmgc.draw_map, lambda module: isinstance(module, TCMGC)
+    ),
+    "gate": FigureType(
+        "Weight of the audio per frame",
+        gaid.measure_gate,
+        gaid.draw_gate,
+        lambda module: isinstance(module, GAID) and module.head.gate is not None,
+    ),
+    "merging": FigureType(
+        "Stages of patch merging",
+        dpdv.measure_merging,
+        dpdv.draw_merging,
+        lambda module: isinstance(module, DPDV) and isinstance(module.reduction, PatchFeatureMerging),
+    ),
     "answers": FigureType(
-        "Questions and answers", examples.measure_answers, examples.draw_answers, examples.answers_questions
+        "Questions and answers",
+        examples.measure_answers,
+        examples.draw_answers,
+        lambda module: isinstance(module, VideoQuestionAnswering),
     ),
     # Only the comparison of two runs shows failures.
     "failures": FigureType("Failures", examples.measure_failures, lambda arrays: ()),

@@ -7,17 +7,10 @@ import numpy as np
 import torch
 
 from tvr_lightning.media.audio import SAMPLE_RATE, read_audio
-from tvr_lightning.methods import GAID
-from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 COLUMNS = 240  # of a drawn waveform
-
-
-def applies(module: RetrievalModule) -> bool:
-    """Return whether a method is GAID with a gate."""
-    return isinstance(module, GAID) and module.head.gate is not None
 
 
 @torch.no_grad()

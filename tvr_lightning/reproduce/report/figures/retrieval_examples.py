@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 from lightning.pytorch import Trainer
 
-from tvr_lightning.methods import VideoQuestionAnswering
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_FRAMES, EncodedSplit, LoadedRun
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
@@ -141,11 +140,6 @@ def comparisons(
             "title": runs[0].dataset, "runs": [run.title for run in runs], "better": better, "queries": len(index),
             "shown": shown, "failures": failures, "videos": videos,
         }  # fmt: skip
-
-
-def answers_questions(module: Any) -> bool:
-    """Return whether a module answers questions."""
-    return isinstance(module, VideoQuestionAnswering)
 
 
 def measure_answers(encoded: LoadedRun) -> dict[str, Any]:

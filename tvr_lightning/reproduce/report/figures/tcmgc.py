@@ -9,24 +9,12 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.methods import TCMGC
-from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.reproduce.report.drawing import COLORS, Arrays, Chart, drawings, frames, new_panels
 from tvr_lightning.reproduce.report.figures.encoded_split import EncodedSplit
 
 ATTENDED = 2  # pairs whose attention is shown
 MAPPED_PAIRS = 40
 _MARKS = {"<start_of_text>": "(start)", "<end_of_text>": "(end)"}
-
-
-def applies(module: RetrievalModule) -> bool:
-    """Return whether a method is TC-MGC."""
-    return isinstance(module, TCMGC)
-
-
-def attends(module: RetrievalModule) -> bool:
-    """Return whether a method is TC-MGC and conditions videos on texts."""
-    return isinstance(module, TCMGC) and module.head.attention is not None
 
 
 @torch.no_grad()
