@@ -180,11 +180,6 @@ class OpenClipEncoder(Encoder):
                 f"{self.image_size}). Set the data's image_size to the encoder's."
             )
         if self.token_merging is not None:
-            if pixels.shape[1] != self.fixed_frames:
-                raise UserError(
-                    f"encoder.token_merging merges the tokens of {self.fixed_frames} frames, but the videos have "
-                    f"{pixels.shape[1]}. Set data.init_args.frames to {self.fixed_frames}."
-                )
             return VideoFeatures(encode_frames(self.clip.visual, pixels), frame_mask.bool()).float()
         if self.patch_shift is not None:
             self.patch_shift.frames = pixels.shape[1]
@@ -219,27 +214,20 @@ class OpenClipEncoder(Encoder):
 
     @override
     def configuration(self) -> dict[str, object]:
-        # Settings that earlier versions fixed are omitted if they equal CLIP's, so that existing stores stay valid.
         modules = list(self.clip.modules())
         found: dict[str, object] = {
             "activations": sorted({type(m).__name__ for m in modules if type(m).__name__.endswith("GELU")}),
             "heads": [m.num_heads for m in modules if isinstance(m, nn.MultiheadAttention | Attention)],
-            "image_size": self.image_size,
+            "preparation": self.preparation.describe(),
             "mean": self.pixel_mean.flatten().tolist(),
             "std": self.pixel_std.flatten().tolist(),
-            "clean": getattr(self.tokenizer, "clean", None),
+            "tokenizer": self.tokenizer.description,
             "text_mask": self.text_mask,
             "encoder_precision": self.encoder_precision,
             "padded_frames": "zero after normalization",
+            "patch_shift": self.patch_shift is not None,
+            "token_merging": repr(self.token_merging),
         }
-        if (self.resize_mode, self.interpolation) != ("shortest", "bicubic"):
-            found["preparation"] = self.preparation.describe()
-        if self.patch_shift is not None:
-            found["patch_shift"] = True
-        if self.token_merging is not None:
-            found["token_merging"] = repr(self.token_merging)
-        if not isinstance(self.tokenizer, ClipTokenizer):
-            found["tokenizer"] = self.tokenizer.description
         if isinstance(self._text, HFTextEncoder):
             names, tower = ("num_heads", "num_attention_heads"), self._text
             heads = sorted({int(getattr(m, name)) for m in tower.modules() for name in names if hasattr(m, name)})

@@ -137,26 +137,12 @@ def token_counts(options: TempMe, blocks: int, patches: int) -> list[BlockTokens
     return found
 
 
-@dataclass
-class Match:
-    """Choice of patches that are merged into others, numbered without the class tokens.
-
-    Attributes:
-        sources: Merged patches (rows, m), the most similar one first.
-        targets: Patch (rows, m) into which each is merged.
-        kept: Patches (rows, n) that are left, in their new order.
-    """
-
-    sources: Tensor
-    targets: Tensor
-    kept: Tensor
-
-
 @torch.no_grad()
-def match(tokens: Tensor, classes: int, count: int) -> Match:
-    """Choose the `count` most similar pairs of every second patch and another one, by the cosine of (rows, n, D).
+def match(tokens: Tensor, classes: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose the `count` most similar pairs of every second patch and another one, by the cosine of (R, n, D).
 
-    The first `classes` tokens are left out. A patch may take in several others.
+    Return the merged patches (R, m), the most similar one first; the patch (R, m) into which each is merged; and
+    the patches that are left in their new order (R, n - m). Patches are numbered without the first `classes` tokens.
     """
     patches = tokens[:, classes:].to(torch.promote_types(tokens.dtype, torch.float32))
     patches = patches / patches.norm(dim=-1, keepdim=True)
@@ -169,18 +155,18 @@ def match(tokens: Tensor, classes: int, count: int) -> Match:
     order = best.sort(dim=1, descending=True, stable=True).indices
     merged, left = order[:, :count], order[:, count:].sort(dim=1).values
     kept = torch.cat([movable[left], fixed.expand(len(tokens), -1)], dim=1)
-    return Match(movable[merged], fixed[nearest.gather(1, merged)], kept)
+    return movable[merged], fixed[nearest.gather(1, merged)], kept
 
 
-def merge(tokens: Tensor, sizes: Tensor, classes: int, chosen: Match) -> tuple[Tensor, Tensor]:
-    """Return tokens (rows, n - m, D) and their sizes (rows, n - m) after merging, as means weighted by size."""
+def merge(tokens: Tensor, sizes: Tensor, classes: int, chosen: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return tokens (R, n - m, D) and sizes (R, n - m) after merging a `match`, as means weighted by size."""
 
     def wide(places: Tensor) -> Tensor:
         return places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
 
-    sources, targets = chosen.sources + classes, chosen.targets + classes
+    sources, targets, left = (places + classes for places in chosen)
     first = torch.arange(classes, device=tokens.device).expand(len(tokens), -1)
-    kept = torch.cat([first, chosen.kept + classes], dim=1)
+    kept = torch.cat([first, left], dim=1)
     weighted = tokens * sizes.unsqueeze(-1)
     sums = weighted.scatter_add(1, wide(targets), weighted.gather(1, wide(sources)))
     counts = sizes.scatter_add(1, targets, sizes.gather(1, sources))
@@ -189,7 +175,7 @@ def merge(tokens: Tensor, sizes: Tensor, classes: int, chosen: Match) -> tuple[T
 
 
 def join(values: Tensor, count: int, classes: int) -> Tensor:
-    """Return the values (rows, n, ...) of `count` neighboring clips as one (rows / count, count * n, ...).
+    """Return the values (R, n) or (R, n, D) of `count` neighboring clips as one (R / count, count * n).
 
     All class tokens come first, `classes` of each clip, and then the patches, clip by clip.
     """
@@ -198,7 +184,7 @@ def join(values: Tensor, count: int, classes: int) -> Tensor:
 
 
 class MergingBlock(nn.Module):
-    """Block of CLIP's vision transformer that merges tokens; its parameters keep their names.
+    """Block of CLIP's vision transformer that merges tokens (R, n, D) of R clips; its parameters keep their names.
 
     Args:
         block: Block whose layers it takes over.
@@ -225,7 +211,7 @@ class MergingBlock(nn.Module):
 
     @override
     def forward(self, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens (rows, n, D) of all clips and how many patches each stands for (rows, n), after merging."""
+        """Return the tokens (R, n, D) of all clips and how many patches each stands for (R, n), after merging."""
         counts = self.counts
         if counts.joined > 1:
             tokens, sizes = self._join(tokens, sizes)
@@ -250,7 +236,7 @@ class MergingBlock(nn.Module):
         return merge(plain, sizes, counts.class_tokens, chosen)
 
     def _attend(self, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output of the attention (rows, n, D) and the mean key of its heads (rows, n, D / H)."""
+        """Return the output of the attention (R, n, D) and the mean key of its heads (R, n, D / H)."""
         projected = linear(self.ln_1(tokens), self.attn.in_proj_weight, self.attn.in_proj_bias)
         query, key, value = projected.unflatten(-1, (3, self.attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
         counted = sizes.log().to(query.dtype)[:, None, None] if self.proportional else None

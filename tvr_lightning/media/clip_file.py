@@ -1,8 +1,8 @@
 """A video file whose frames are decoded when a model selects them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,23 +14,10 @@ from tvr_lightning.media.reader import Timeline, open_reader
 from tvr_lightning.media.sampling import Span
 
 
-@dataclass
-class ClipMetadata:
-    """Number of frames of a clip and its duration in seconds, under the names of torchcodec."""
-
-    num_frames: int
-    end_stream_seconds: float
-
-
-@dataclass
-class ClipFrames:
-    """Frames (K, 3, H, W) uint8 of a clip."""
-
-    data: Tensor
-
-
 class ClipFile:
     """Video file, or a span of it in seconds, with the interface of torchcodec's decoders that MTEB's models use.
+
+    `metadata` has the number of frames (`num_frames`) and the duration in seconds (`end_stream_seconds`).
 
     Raises:
         VideoError: The file is not a video, or it ends early.
@@ -48,10 +35,10 @@ class ClipFile:
         if not len(inside):
             raise VideoError(path, f"there is no frame from {start} to {end} s")
         self._first = int(inside[0])
-        self.metadata = ClipMetadata(len(inside), min(end, duration) - start)
+        self.metadata = SimpleNamespace(num_frames=len(inside), end_stream_seconds=min(end, duration) - start)
 
-    def get_frames_at(self, indices: Sequence[int]) -> ClipFrames:
-        """Decode the frames at K indices, which can repeat."""
+    def get_frames_at(self, indices: Sequence[int]) -> SimpleNamespace:
+        """Decode the frames at K indices, which can repeat; `data` is (K, 3, H, W) uint8."""
         positions = [self._first + int(index) for index in indices]
 
         def choose(timeline: Timeline) -> list[int]:
@@ -60,7 +47,7 @@ class ClipFile:
         with open_reader(self._path) as video:
             images = dict(video.frames(choose, np.array))
             found = [images[position] for position in choose(video.timeline)]
-        return ClipFrames(torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous())
+        return SimpleNamespace(data=torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous())
 
 
 class DecodedFrames:
@@ -70,8 +57,8 @@ class DecodedFrames:
         if not len(pixels):
             raise UserError("A clip needs at least one frame.")
         self._pixels = pixels
-        self.metadata = ClipMetadata(len(pixels), seconds)
+        self.metadata = SimpleNamespace(num_frames=len(pixels), end_stream_seconds=seconds)
 
-    def get_frames_at(self, indices: Sequence[int]) -> ClipFrames:
-        """Return the frames at K indices, which can repeat."""
-        return ClipFrames(self._pixels[list(indices)])
+    def get_frames_at(self, indices: Sequence[int]) -> SimpleNamespace:
+        """Return the frames at K indices, which can repeat; `data` is (K, 3, H, W) uint8."""
+        return SimpleNamespace(data=self._pixels[list(indices)])

@@ -84,10 +84,10 @@ def compute_tempme(case):
         found[f"layer.{index}.size"] = sizes
         for kind, count in (("cross", counts.across), ("intra", counts.within)):
             if count:
-                chosen = choices.pop(0)
-                order = chosen.sources.argsort(dim=1)
-                found[f"layer.{index}.{kind}.source"] = chosen.sources.gather(1, order)
-                found[f"layer.{index}.{kind}.target"] = chosen.targets.gather(1, order)
+                sources, targets, _ = choices.pop(0)
+                order = sources.argsort(dim=1)
+                found[f"layer.{index}.{kind}.source"] = sources.gather(1, order)
+                found[f"layer.{index}.{kind}.target"] = targets.gather(1, order)
         rows[index] = [counts.clips, counts.class_tokens, counts.attended, counts.left, counts.across, counts.within]
     found["tokens(layer,count)"] = torch.tensor(list(rows.values()))
     found["tokens_out"] = outputs[-1][1].reshape(len(video), -1, outputs[-1][1].shape[-1])
