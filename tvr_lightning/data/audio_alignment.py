@@ -75,7 +75,7 @@ def frame_cells(timestamps: Tensor, frame_mask: Tensor, duration: float) -> Tens
 def audio_input(
     track: AudioTrack, options: AudioOptions, timestamps: Tensor, frame_mask: Tensor, duration: float
 ) -> AudioInput:
-    """Convert a track into the input of an audio encoder for one clip (M = 1), with the steps of each frame.
+    """Convert a track into the input of an audio encoder for one clip (M = 1), with the steps (M, F, 2) of each frame.
 
     `timestamps` (F,) are in seconds from the start of the clip, and `frame_mask` (F,) is False for padding. Without
     audio, everything is zero and all windows are empty.

@@ -25,7 +25,7 @@ from tvr_lightning.store import FeatureStore, Fingerprint, VideoKey
 
 @dataclass(frozen=True)
 class MediaReader:
-    """Decoder of clips of F frames from video files, with the options of `TextVideoDataModule`.
+    """Decoder of clips (1, F, 3, S, S) from video files, with the options of `TextVideoDataModule`.
 
     Augmentation is sampled once per clip, for all its frames, only with a generator. With `on_corrupt` skip, the
     readable part of a broken audio track is used and reported in `problems`. `tokenize` is the encoder's

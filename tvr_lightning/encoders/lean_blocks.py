@@ -29,7 +29,7 @@ def _saves(*parts: nn.Module) -> bool:
 
 
 class LeanAttention(nn.MultiheadAttention):
-    """Self-attention with queries, keys and values as views of one tensor instead of copies."""
+    """Self-attention (B, L, D) whose queries, keys and values are views of one tensor instead of copies."""
 
     @override
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *given: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ class LeanMLP(nn.Sequential):
 
 
 class LeanLayerNorm(LayerNormFp32):
-    """LayerNorm in float32 of half-precision vectors that does not save their float32 copy."""
+    """LayerNorm in float32 of half-precision vectors (B, L, D) that does not save their float32 copy."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:

@@ -161,9 +161,9 @@ class LoRA(Tuning):
 
 
 class LowRank(nn.Module):
-    """Low-rank change of a weight (rows, columns), whose rows consist of `count` equal parts.
+    """Low-rank change of a weight (R, C), whose rows consist of `count` equal parts.
 
-    Only the `parts` with these indices change, each by B A with A (rank, columns) and B (rows / count, rank), scaled by
+    Only the `parts` with these indices change, each by B A with A (rank, C) and B (R / count, rank), scaled by
     alpha / rank. The parts may have a `shared` A. Dropout zeroes a share of the columns of A in a training step.
     """
 

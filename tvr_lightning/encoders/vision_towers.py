@@ -36,8 +36,8 @@ def encode_images(visual: Any, pixels: Tensor, patches: bool) -> Features:
 class PatchShift:
     """Patch shift between neighboring frames before attention (TS2-Net, Liu et al., ECCV 2022; UCoFiA).
 
-    A forward hook of the norms before the shifted attentions; the residual branch keeps its own tokens. With a step of
-    L // 7, tokens 1, 1 + step, ... come from the previous frame and 4, 4 + step, ... from the next.
+    A forward hook of the norms (B, L, D) before the shifted attentions; the residual branch keeps its own tokens. With
+    a step of L // 7, tokens 1, 1 + step, ... come from the previous frame and 4, 4 + step, ... from the next.
     """
 
     def __init__(self, visual: Any, name: str) -> None:
