@@ -82,23 +82,14 @@ def device_warnings(devices: int | None, gather: Gather, trained_on: int | None)
     return []
 
 
-class _OwnSlice(torch.autograd.Function):
-    """All-gather whose backward pass keeps the local slice of the gradient, scaled, without reduction."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, scale: float) -> Tensor:
-        ctx.items = len(tensor)
-        ctx.scale = scale
-        if world_size() == 1:
-            return tensor.view_as(tensor)
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        start = rank() * ctx.items
-        return gradients[0][start : start + ctx.items] * ctx.scale, None
+def _own_slice(tensor: Tensor, scale: float) -> Tensor:
+    """Concatenate tensors (B, ...) of all devices; the gradient is that of the own items, times `scale`."""
+    own = tensor.detach()
+    parts = [torch.empty_like(own) for _ in range(world_size())]
+    if len(parts) > 1:
+        dist.all_gather(parts, own.contiguous())
+    parts[rank()] = own + (tensor - own) * scale if tensor.requires_grad else own
+    return torch.cat(parts)
 
 
 def gather_tensor(tensor: Tensor, mode: Gather = "global", released_devices: int | None = None) -> Tensor:
@@ -110,7 +101,7 @@ def gather_tensor(tensor: Tensor, mode: Gather = "global", released_devices: int
     if mode == "none" or (world_size() == 1 and scale == 1):
         return tensor
     if not tensor.requires_grad or mode == "own-slice":
-        return _OwnSlice.apply(tensor, scale)
+        return _own_slice(tensor, scale)
     group = dist.group.WORLD
     assert group is not None
     # Renamed in torch 2.13.
