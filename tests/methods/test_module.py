@@ -55,6 +55,20 @@ def test_the_temperature_never_exceeds_one_hundred():
     assert Temperature(7.0)().item() == pytest.approx(100.0)
 
 
+@pytest.mark.parametrize(("bias", "largest"), [(-16.0, 117.0), (0.0, 100.0)])
+def test_only_weights_of_a_sigmoid_loss_keep_a_temperature_above_one_hundred(bias, largest):
+    class Encoder(TinyClipEncoder):
+        def initial_logit_scale(self):
+            return math.log(117.0)
+
+        def initial_logit_bias(self):
+            return bias
+
+    method = CLIP4Clip(Encoder(width=64, text_layers=1, vision_layers=1), words=8)
+    method.temperature.clamp()
+    assert 1 / method.score_temperature() == pytest.approx(largest)
+
+
 def test_hyperparameters_are_plain_values_without_a_copy_of_the_encoder(monkeypatch):
     def refuse(self, memo):
         raise AssertionError("copied")
