@@ -379,6 +379,10 @@ def test_a_table_of_texts_gives_the_order_of_rows_and_columns(folder, case, msrv
     ranks = [pd.read_parquet(file) for file in sorted(Path().glob("runs/evaluated/*synthetic*/*/ranks.parquet"))]
     assert len(ranks) == 3
     assert all(table[["index", "video", "query"]].equals(ranks[0][["index", "video", "query"]]) for table in ranks)
+    alone = pd.read_parquet("runs/evaluated/shuffled-order/version_0/ranks.parquet").query(
+        "direction == 'text-to-video'"
+    )
+    assert list(alone["query"]) == [f"a text of {row}" for row in range(count)]
 
 
 def test_texts_of_several_captions_are_found_by_their_words(folder, synthetic):
