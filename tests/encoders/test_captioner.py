@@ -17,23 +17,14 @@ from tiny_captioner import WORDS, save_tiny_captioner
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
-from tvr_lightning.encoders.captioner import (
-    CaptionOptions,
-    by_video,
-    caption,
-    finish_captions,
-    load_captioner,
-    open_captions,
-)
+from tvr_lightning.data.recover_captions import SCHEMA, read_captions
+from tvr_lightning.encoders.captioner import CaptionOptions, caption, load_captioner
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
-SETTINGS = {"model": "somebody", "prompt": "What is seen?", "weights_hash": "0123456789abcdef", "segments": 2}
-SETTINGS["reading"] = "one frame of 28 pixels, 3 tokens"
 SAID = {*WORDS, "user", "assistant"}
 QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
 
@@ -119,16 +110,17 @@ def test_a_killed_run_resumes_and_writes_the_same_file(table, videos, captioner,
     assert {path.name for path in tmp_path.iterdir()} <= {out.name, f"{unfinished.name}.lock"}
 
 
-def write_descriptions(out: Path, names: list[str]) -> list[str]:
-    """Describe the videos that are missing in the file, as a run does; return their IDs."""
-    with open_captions(out, SETTINGS) as (journal, rows):
-        missing = [name for name in names if name not in rows]
-        for name in missing:
-            segments = [Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)]
-            journal.append([dataclasses.asdict(segment) for segment in segments])
-            rows |= by_video(journal.entries[-1])
-        finish_captions(out, journal, rows, names)
-    return missing
+def test_an_interrupt_while_the_file_is_written_loses_no_description(captioner, videos, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    options = CaptionOptions(tmp_path / "captions.parquet", **QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.write_table", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            caption(videos[:2], captioner, options)
+    assert caption(videos[:2], captioner, options) == ["0 videos described, 2 already present"]
+    assert len(pd.read_parquet(options.out)) == 6
 
 
 def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):
@@ -147,9 +139,6 @@ def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):
     with pytest.raises(UserError, match="not written by a captioner"):
         caption(videos[:1], captioner, options)
     assert out.read_bytes() == written
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(UserError, match="check its permissions"):
-        write_descriptions(tmp_path / "taken" / "captions.parquet", ["a"])
 
 
 def test_a_replaced_file_is_described_again_and_a_copy_is_not(captioner, videos, tmp_path):
