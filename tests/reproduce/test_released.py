@@ -46,6 +46,8 @@ def test_a_difference_from_the_published_result_ends_with_status_1(parity_cases,
     assert verify("--tolerance=100")[0] == 1  # because of xpool.bin
     (tmp_path / "xpool.bin").unlink()
     assert verify("--tolerance=100")[0] == 0
+    (tmp_path / "gare.bin").unlink()
+    assert verify()[0] == 1, "one result that differs is enough"
 
 
 def test_missing_data_and_missing_checkpoints_are_reported(tmp_path, monkeypatch, capsys):
