@@ -1,6 +1,5 @@
 """Run `tvr` with the arguments after a signal and a step, and send the process the signal in this step.
 
-The step may follow a hook of Lightning, as in `on_test_start:6`; otherwise, the signal comes before the optimizer step.
 Of several processes, the one with rank STRIKE_RANK gets the signal. With the arguments `SIGKILL writing`, the process
 is killed while a thread writes its second `running.ckpt`, in the middle of the file and one step later.
 """
@@ -36,16 +35,16 @@ def add_callback(callback: Callback) -> None:
     Run.build_trainer = with_callback
 
 
-def strike_in(step: int, number: int, hook: str = "on_before_optimizer_step") -> None:
+def strike_in(step: int, number: int) -> None:
     """Send this process a signal in a step of every training."""
 
-    def strike(trainer, *arguments):
+    def strike(trainer, module, optimizer):
         struck = int(os.environ.get("STRIKE_RANK", trainer.global_rank)) == trainer.global_rank
         if struck and trainer.global_step == step:
             trainer.strategy.checkpoint_io.teardown()  # another test kills the process while it writes a checkpoint
             os.kill(os.getpid(), number)
 
-    add_callback(LambdaCallback(**{hook: strike}))
+    add_callback(LambdaCallback(on_before_optimizer_step=strike))
 
 
 def kill_in_second_write() -> None:
@@ -108,6 +107,5 @@ if __name__ == "__main__":
     if sys.argv[2] == "writing":
         kill_in_second_write()
     else:
-        *hook, step = sys.argv[2].split(":")
-        strike_in(int(step), signal.Signals[sys.argv[1]], *hook)
+        strike_in(int(sys.argv[2]), signal.Signals[sys.argv[1]])
     sys.exit(main(sys.argv[3:]))

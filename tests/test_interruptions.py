@@ -35,6 +35,12 @@ def interrupt(tmp_path, ended):
     return run
 
 
+def test_an_interrupted_extraction_can_be_resumed(synthetic, tmp_path, interrupt):
+    recipe = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic('msrvtt', 40)}"]
+    words = ["extract", *recipe, f"--out={tmp_path / 'features'}", "--batch_size=1", "--num_workers=2"]
+    assert interrupt(words, "*.safetensors") == "tvr: extract was interrupted; rerun the command to resume"
+
+
 def test_an_interrupted_training_can_be_resumed(msrvtt, tmp_path, interrupt):
     words = ["fit", *small_run(msrvtt, tmp_path, "--trainer.max_epochs=1000")]
     assert interrupt(words, "last.ckpt").startswith("tvr: fit was interrupted; rerun the command with --check")

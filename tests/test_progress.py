@@ -39,6 +39,20 @@ def test_items_that_finish_together_count_from_the_start_of_the_work(capsys, mon
     assert left >= 49
 
 
+def test_items_of_an_earlier_call_do_not_count_for_the_speed(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.1)
+    with progress_bar() as bar:
+        task = bar.add_task("videos", total=1000, completed=900)
+        time.sleep(0.15)
+        assert "videos: 900/1000\n" in capsys.readouterr().out
+        bar.advance(task, 1)
+        time.sleep(0.15)
+        bar.advance(task, 1)
+        time.sleep(0.3)
+    speed, *_ = re.findall(r"videos: 902/1000, ([\d.]+)/s", capsys.readouterr().out)
+    assert float(speed) <= 10
+
+
 def test_silent_work_is_reported_on_stderr_at_intervals(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.05)
     seen = iter(range(1000))

@@ -1,5 +1,6 @@
 """Encoders with merged changes compute in open_clip what they computed in the method."""
 
+import errno
 import re
 from pathlib import Path
 
@@ -65,3 +66,18 @@ def test_the_checkpoint_is_never_overwritten(out, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=rf"{re.escape(out)} is the file .*last\.ckpt, which is read"):
         tvr_lightning.merge(checkpoint, out)
     assert checkpoint.read_bytes() == before
+
+
+def test_a_merge_that_fails_keeps_the_previous_file(tmp_path, monkeypatch):
+    checkpoint, out = saved(LoRA(), tmp_path / "last.ckpt"), tmp_path / "merged.pt"
+    out.write_bytes(b"previous")
+
+    def full(content, file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"merged\.pt could not be written .*The previous file is intact"):
+        tvr_lightning.merge(checkpoint, out)
+    assert out.read_bytes() == b"previous"
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "merged.pt"}

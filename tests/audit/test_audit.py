@@ -543,6 +543,21 @@ def test_a_method_that_keeps_what_it_fitted_during_a_test_is_caught(kind, normal
     assert method.evaluation.audit.passed == (not found)
 
 
+def test_ranks_and_predictions_do_not_depend_on_the_order_of_encoding(data, build):
+    found = []
+    for seed in (0, 1):
+        method = build(CLIP4Clip, evaluation=EvaluationConfig(seed=seed, top_k=TESTED))
+        trainer, again = quiet_trainer(), MSRVTT(**{**data.hparams, "seed": seed})
+        trainer.test(method, datamodule=again, verbose=False)
+        ranks = method.evaluation.text_to_video_ranks, method.evaluation.video_to_text_ranks
+        trainer.predict(method, datamodule=again, return_predictions=False)
+        index, scores, videos = method.predictions
+        ordered = scores.gather(1, videos.argsort(1))  # similar videos may swap ranks among the predictions
+        found.append([r for rank in ranks for r in (rank.better, rank.tied, rank.index)] + [index, ordered])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 class UndeclaredOneWay(DualSoftmax):
     """Uses all test queries from videos to texts, but declares that it does not."""
 

@@ -39,6 +39,14 @@ def checkpoint(name):
     return load_case(CASES / f"{name}.safetensors").checkpoint
 
 
+def test_the_output_shows_method_sizes_and_next_command(converted, tmp_path):
+    _, output = converted(checkpoint("tcmgc"), words=12, frames=6)
+    shown = ("TCMGC", "keep_rate: 0.3", "frames: 6", f"tvr test --ckpt_path {tmp_path / 'out.ckpt'}")
+    assert all(text in output for text in shown)
+    assert "softmax_lambda" not in output  # a default
+    assert "float16" not in output
+
+
 @pytest.mark.parametrize("source", ["model.bin", "clip.pt"])
 def test_a_conversion_never_overwrites_what_it_reads(source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,7 @@ import torch
 from authors.stand_ins import CASES, D, clip_model, pooling, ucofia
 from encoders.openai_state import openai_encoder
 from parity.case import load_case
+from safetensors.torch import save_file
 
 from tvr_lightning.authors.families import FAMILIES, fitting_keep_rate
 from tvr_lightning.authors.importer import family_of, import_checkpoint, similarity_header
@@ -46,6 +47,18 @@ def imported(name, changes=(), **options):
     sizes = {"xpool": (7, F), "tmass": (7, F), "gaid": (7, F), "ucofia": (6, 4)}
     words, frames = sizes.get(name, (12, 6))
     return import_checkpoint(tensors, "file", **{"words": words, "frames": frames} | options)
+
+
+def test_all_file_formats_are_read_identically(tmp_path):
+    tensors = tensors_of("clip4clip_seqLSTM")
+    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin.4")
+    torch.save({"state_dict": wrapped, "epoch": 4}, tmp_path / "model.pth")
+    save_file(tensors, tmp_path / "model.safetensors")
+    for path in tmp_path.iterdir():
+        found = read_tensors(path)
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[key], tensors[key]) for key in tensors)
 
 
 def test_a_file_with_other_objects_or_no_file_is_refused(tmp_path):

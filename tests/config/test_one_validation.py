@@ -10,20 +10,25 @@ from tvr_lightning.config.recipe_files import nested
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.config import EvaluationConfig
-from tvr_lightning.methods.gare.options import Bottleneck, GAREOptions, TextPooling
+from tvr_lightning.methods.gare.options import Bottleneck, GapIncrement, GAREOptions, TextPooling
 from tvr_lightning.training.optim import OptimizerConfig
 
 GARE, POOLING = "model.init_args.gare", "model.init_args.gare.pooling"
 WRONG = [
     (f"{GARE}.temporal_layers", GAREOptions, -1),
+    (f"{GARE}.temporal_layers", GAREOptions, 1.5),
     (f"{GARE}.mask_frames", GAREOptions, "maybe"),
     (f"{GARE}.fixed_temperature", GAREOptions, 0.001),
     (f"{GARE}.bottleneck.weight", Bottleneck, -1e-3),
     (f"{GARE}.bottleneck.anchor", Bottleneck, "audio"),
+    (f"{GARE}.bottleneck.prior", Bottleneck, None),
     (f"{POOLING}.init_args.temperature", TextPooling, 0),
+    (f"{GARE}.increment.init_args.sign", GapIncrement, 2),
     ("model.init_args.evaluation.recall", EvaluationConfig, [1, "five"]),
+    ("model.init_args.evaluation.audit", EvaluationConfig, 2),
     ("model.init_args.optimizer.betas", OptimizerConfig, [0.9, 1.5]),
     ("data.init_args.words", MSRVTT, 2),
+    ("data.init_args.sampling", MSRVTT, "middle"),
 ]
 RECIPES = ["gare", "model: {init_args: {gare: {pooling: TextPooling, increment: GapIncrement}}}"]
 

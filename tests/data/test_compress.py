@@ -1,6 +1,7 @@
 """`tvr data compress`: small copies of a dataset that are never silently out of date."""
 
 import json
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from small_run import small_run
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, VideoFolder
 from tvr_lightning.data.compress import compress_dataset
-from tvr_lightning.data.copies import MANIFEST
+from tvr_lightning.data.copies import MANIFEST, read_copies
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.compression import Compression
@@ -132,6 +133,21 @@ def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
     unfinished.unlink()
     assert contents(out) == contents(copies)
     assert videos(out)
+
+
+def test_a_full_disk_loses_nothing(originals, copies, tmp_path):
+    whole, out = contents(copies), tmp_path / "full"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(map(len, whole.values())) - 1, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
+            compress(originals, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(out).items() <= whole.items()
+    kept = len(read_copies(out / "msrvtt").files)
+    assert compress(originals, out).kept == kept
+    assert contents(out) == whole
 
 
 def test_the_command_skips_unreadable_videos_and_refuses_contradictions(originals, tmp_path, capsys):

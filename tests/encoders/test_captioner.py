@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 from pathlib import Path
 
 import av
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 from child_processes import fork
@@ -17,14 +20,23 @@ from tiny_captioner import WORDS, save_tiny_captioner
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT
 from tvr_lightning.data.records import VideoRecord
-from tvr_lightning.data.recover_captions import SCHEMA, read_captions
-from tvr_lightning.encoders.captioner import CaptionOptions, caption, load_captioner
+from tvr_lightning.data.recover_captions import SCHEMA, Description, read_captions
+from tvr_lightning.encoders.captioner import (
+    CaptionOptions,
+    by_video,
+    caption,
+    finish_captions,
+    load_captioner,
+    open_captions,
+)
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.video import probe
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
+SETTINGS = {"model": "somebody", "prompt": "What is seen?", "weights_hash": "0123456789abcdef", "segments": 2}
+SETTINGS["reading"] = "one frame of 28 pixels, 3 tokens"
 SAID = {*WORDS, "user", "assistant"}
 QUICK = {"segments": 3, "frames": 2, "image_size": 56, "max_new_tokens": 5, "num_workers": 0, "progress": False}
 
@@ -110,17 +122,76 @@ def test_a_killed_run_resumes_and_writes_the_same_file(table, videos, captioner,
     assert {path.name for path in tmp_path.iterdir()} <= {out.name, f"{unfinished.name}.lock"}
 
 
-def test_an_interrupt_while_the_file_is_written_loses_no_description(captioner, videos, tmp_path, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
+def write_descriptions(out: Path, names: list[str]) -> list[str]:
+    """Describe the videos that are missing in the file, as a run does; return their IDs."""
+    with open_captions(out, SETTINGS) as (journal, rows):
+        missing = [name for name in names if name not in rows]
+        for name in missing:
+            segments = [Description(name, number, number, number + 1.0, f"{name} {number}") for number in range(2)]
+            journal.append([dataclasses.asdict(segment) for segment in segments])
+            rows |= by_video(journal.entries[-1])
+        finish_captions(out, journal, rows, names)
+    return missing
 
-    options = CaptionOptions(tmp_path / "captions.parquet", **QUICK)
-    with monkeypatch.context() as patch:
-        patch.setattr("pyarrow.parquet.write_table", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            caption(videos[:2], captioner, options)
-    assert caption(videos[:2], captioner, options) == ["0 videos described, 2 already present"]
-    assert len(pd.read_parquet(options.out)) == 6
+
+def killed_in_finish(out: Path, names: list[str], target: object, function: str, after: bool) -> None:
+    """As `write_descriptions`, killed before or after it calls a function."""
+    call = getattr(target, function)
+
+    def killed(*arguments, **options):
+        if after:
+            call(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(target, function, killed)
+    write_descriptions(out, names)
+
+
+def test_a_kill_while_the_file_is_written_loses_nothing(tmp_path, ended):
+    first, names, finished = ["old", "other"], ["a", "b", "old"], []
+    right = tmp_path / "right" / "captions.parquet"
+    write_descriptions(right, first)
+    write_descriptions(right, names)
+    assert len(read_captions(right).descriptions) == 4
+    for target, function in ((pq, "write_table"), (Path, "unlink")):
+        for after in (False, True):
+            out = tmp_path / f"{function} {after}" / "captions.parquet"
+            write_descriptions(out, first)
+            process = ended(fork(killed_in_finish, out, names, target, function, after))
+            process.join()
+            assert process.exitcode == -signal.SIGKILL
+            finished.append(out.read_bytes() == right.read_bytes())
+            assert write_descriptions(out, names) == [], "existing descriptions are not computed again"
+            assert out.read_bytes() == right.read_bytes()
+            assert {path.name for path in out.parent.iterdir()} == {path.name for path in right.parent.iterdir()}
+    assert finished == [False, False, True, True]
+
+
+def write_within(out: Path, names: list[str], limit: int) -> None:
+    """As `write_descriptions` with a file size limit; the exit code is 3 if the error reports the limit."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        write_descriptions(out, names)
+    except UserError as error:
+        said = re.search(r"cannot be written: File too large\. .* file size limit", str(error))
+        os._exit(3 if said else 4)
+
+
+def test_a_full_disk_loses_nothing(tmp_path, ended):
+    names = [f"video{number}" for number in range(6)]
+    right = tmp_path / "right" / "captions.parquet"
+    write_descriptions(right, names)
+    left = []
+    for limit in range(0, right.stat().st_size, 331):
+        out = tmp_path / str(limit) / "captions.parquet"
+        process = ended(fork(write_within, out, names, limit))
+        process.join()
+        assert process.exitcode == 3
+        assert not out.exists()
+        left.append(len(write_descriptions(out, names)))
+        assert out.read_bytes() == right.read_bytes()
+    assert left == sorted(left, reverse=True)
+    assert set(left) >= {6, 4, 0}, "limits reached in the first line of the journal, in its middle, and in the file"
 
 
 def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):
@@ -139,6 +210,9 @@ def test_a_finished_file_is_extended_or_refused(captioner, videos, tmp_path):
     with pytest.raises(UserError, match="not written by a captioner"):
         caption(videos[:1], captioner, options)
     assert out.read_bytes() == written
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(UserError, match="check its permissions"):
+        write_descriptions(tmp_path / "taken" / "captions.parquet", ["a"])
 
 
 def test_a_replaced_file_is_described_again_and_a_copy_is_not(captioner, videos, tmp_path):

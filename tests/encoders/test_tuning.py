@@ -11,6 +11,7 @@ import torch
 from encoders.random_media import random_media
 from small_run import small_run
 from small_towers import CAPTIONS, KINDS
+from torch.nn.utils import parametrize
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
@@ -26,7 +27,7 @@ from tvr_lightning.encoders import (
     TinyClipEncoder,
     Tuning,
 )
-from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, Target
+from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, LowRank, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.testing import run_processes
@@ -199,6 +200,24 @@ def test_tuning_changes_both_towers_or_is_refused(tuning, kind, refused, models)
     changes(encoder)
     assert not torch.allclose(encoder.encode_text(CAPTIONS, 12).words, text.words)
     assert not torch.allclose(encoder.encode_video(video).frames, frames)
+
+
+def test_lora_of_a_linear_layer_equals_peft():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    mine = torch.nn.ModuleDict({"layer": torch.nn.Linear(12, 20)})
+    configuration = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["layer"], init_lora_weights=False)
+    theirs = peft.inject_adapter_in_model(configuration, copy.deepcopy(mine))["layer"]
+    change = LowRank(mine["layer"].weight, 1, [0], rank=4, alpha=8.0, dropout=0.0, shared=False)
+    parametrize.register_parametrization(mine["layer"], "weight", change)
+    down, up = theirs.lora_A["default"].weight, theirs.lora_B["default"].weight
+    change.load_state_dict({"down": down[None], "up": up[None], "scale": change.scale})
+    inputs = torch.randn(5, 12)
+    results = [layer(inputs) for layer in (mine["layer"], theirs)]
+    torch.testing.assert_close(*results)
+    for result in results:
+        result.square().sum().backward()
+    torch.testing.assert_close((change.down.grad[0], change.up.grad[0]), (down.grad, up.grad))
 
 
 class Bare(TinyClipEncoder):

@@ -134,6 +134,18 @@ def test_a_stopped_run_resumes_and_changed_files_are_scored_again(split, clips, 
     assert 0 < len(again.calls) < len(whole.calls)
 
 
+def test_the_first_pair_gives_an_estimate_of_the_time(split, tmp_path, caplog):
+    caplog.set_level("INFO")
+    shown = []
+
+    def score(caption, video):
+        shown.append("takes at most about 0:0" in caplog.text)
+        return 0.0
+
+    evaluate(split, FunctionReranker(score), tmp_path)
+    assert shown == [False] + [True] * (len(shown) - 1)
+
+
 def test_an_edited_function_scores_again(split, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = []

@@ -148,6 +148,15 @@ def test_equal_systems_do_not_differ_and_a_large_gain_is_significant():
         paired_comparison(first[:0])
 
 
+def test_captions_that_agree_widen_the_comparison():
+    # Five captions each of 40 videos with equal ranks: 40 independent queries, not 200.
+    values = torch.randint(1, 21, (40,), generator=torch.Generator().manual_seed(2)).repeat_interleave(5).double()
+    video = torch.arange(40).repeat_interleave(5)
+    difference = (values - 1).clamp(min=1) - values
+    alone, together = (paired_comparison(difference, group, resamples=500) for group in (None, video))
+    assert together.p_value >= alone.p_value
+
+
 def test_holm_follows_its_definition():
     generator = np.random.default_rng(0)
     for count in (1, 2, 7):
@@ -194,7 +203,6 @@ def test_the_detectable_difference_of_unrelated_failures_on_a_thousand_queries()
     assert detectable_difference(difference[:1]) == math.inf
 
 
-@pytest.mark.slow
 def test_the_simulations_of_the_page_can_be_repeated(tmp_path):
     script = Path(__file__).parents[2] / "benchmarks" / "interval_coverage.py"
     subprocess.run([sys.executable, script, "--quick", f"--out={tmp_path}"], check=True, capture_output=True)

@@ -4,12 +4,15 @@ import functools
 import importlib.util
 import itertools
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from child_processes import fork
 from extract.small import encoders, options
 from lightning.pytorch import seed_everything
 from PIL import Image
@@ -124,6 +127,28 @@ def test_parts_can_be_added_and_only_a_damaged_shard_is_computed_again(dataset, 
     assert {part: n for part, n in report.written.items() if n} == {"audio": 4}
     assert len(report.rewritten) == 1
     assert contents(out) == contents(extracted[0])
+
+
+def killed_after(seconds, dataset, out, ended):
+    """Extract in a process that is killed, and return whether it was killed before its end."""
+    run = functools.partial(extract, source_of_data(with_audio(dataset)), *encoders(), options(out))
+    process = ended(fork(run))
+    process.join(seconds)
+    if process.exitcode is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def test_an_extraction_killed_at_random_moments_resumes_to_the_same_store(dataset, extracted, tmp_path, ended):
+    whole, kills = extracted[1].seconds, 0
+    for attempt in range(40):
+        kills += killed_after(whole * (0.15 + 0.07 * (attempt % 8)), dataset, tmp_path, ended)
+        if contents(tmp_path).keys() == contents(extracted[0]).keys():
+            break
+    extract(source_of_data(with_audio(dataset)), *encoders(), options(tmp_path))
+    assert kills > 0
+    assert contents(tmp_path) == contents(extracted[0])
 
 
 def test_unreadable_videos_are_skipped_and_an_error_only_if_a_split_needs_them(dataset, tmp_path):

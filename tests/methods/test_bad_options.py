@@ -10,15 +10,17 @@ from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.aggregation import MeanAggregation
 from tvr_lightning.layers.patch_selector import PatchSelection
+from tvr_lightning.layers.temporal import SeqTransf
 from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, UCoFiA, XPool
 from tvr_lightning.methods.clip4clip import CrossEncoder
 from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.dpdv.model import DPDVHead
 from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch, PatchMerging
-from tvr_lightning.methods.drl import ChannelDecorrelation, DotProduct, TokenWise
-from tvr_lightning.methods.gaid.options import GAIDOptions, NoFusion
-from tvr_lightning.methods.gare.options import LogMeanExp, NoIncrement, TextIncrement
-from tvr_lightning.methods.tcmgc.options import LanguageVideoAttention
+from tvr_lightning.methods.drl import ChannelDecorrelation, DotProduct, TokenWise, WeightedTokenWise
+from tvr_lightning.methods.gaid.options import GAIDOptions, GatedFusion, NoFusion
+from tvr_lightning.methods.gare.options import Bottleneck, GapIncrement, LogMeanExp, NoIncrement, TextIncrement
+from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization
+from tvr_lightning.methods.xclip import AOSM
 
 NO_DIVERGENCE = {"divergence": Divergence(weight=0.0)}
 CASES = {
@@ -80,6 +82,27 @@ def cases(table):
 def test_conflicting_options_are_rejected(kind, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(kind, options)
+
+
+PARTS = {
+    AOSM: [({"softmax_lambda": 0.0}, "AOSM.softmax_lambda is 0.0; expected")],
+    GapIncrement: [({"dropout": 1.0}, "GapIncrement.dropout is 1.0; expected")],
+    GatedFusion: [({"level": "word"}, "GatedFusion.level is 'word'")],
+    PatchMerging: [({"ratio": 0.0}, "PatchMerging.ratio is 0.0")],
+    SeqTransf: [({"blocks": 0}, "SeqTransf.blocks is 0; expected")],
+    WeightedTokenWise: [({"weight_layers": 4}, "WeightedTokenWise.weight_layers is 4; expected")],
+    LanguageVideoAttention: [({"dropout": 1.0}, "dropout is 1.0; expected")],
+    Bottleneck: [({"weight": -1.0}, "Bottleneck.weight is -1.0; expected")],
+    Decorrelation: [({"weight": -1.0}, "Decorrelation.weight is -1.0")],
+    SlotReorganization: [({"words": "none"}, "SlotReorganization.words is 'none'")],
+    Divergence: [({"weight": -1}, "Divergence.weight is -1")],
+}
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), cases(PARTS))
+def test_bad_options_of_a_part_are_rejected(kind, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kind(**options)
 
 
 @pytest.mark.parametrize(

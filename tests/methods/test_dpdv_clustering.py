@@ -1,12 +1,63 @@
-"""Density-peak clustering of equal tokens and of tokens with extreme densities; recorded cases are in tests/parity."""
+"""Density-peak clustering against the paper's definition in plain loops, on random, tied and equal tokens."""
+
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.patch_merging import dpc_knn, merge_tokens
 
 RULES = ["paper", "neighbours", "hbi"]
+
+
+def plain_clusters(points, clusters, neighbours, rule):
+    """The definition, token by token: log densities, deltas, centres and assignment."""
+    count = len(points)
+    scale = math.sqrt(len(points[0])) if rule == "hbi" else 1.0
+    distance = [[math.dist(a, b) / scale for b in points] for a in points]
+    log_density = []
+    for i in range(count):
+        others = sorted(distance[i][j] for j in range(count) if rule != "neighbours" or j != i)[:neighbours]
+        values = [d * d for d in others] if rule == "hbi" else others
+        log_density.append(-sum(values) / len(values) if values else 0.0)
+    delta = []
+    for i in range(count):
+        denser = [distance[i][j] for j in range(count) if log_density[j] > log_density[i]]
+        largest = max(map(max, distance)) if rule == "hbi" else max(distance[i])
+        delta.append(min(denser) if denser else largest)
+    value = [log_density[i] + (math.log(delta[i]) if delta[i] else -math.inf) for i in range(count)]
+    centre = sorted(range(count), key=lambda i: -value[i])[:clusters]  # sorting keeps the order of equals
+    assignment = []
+    for i in range(count):
+        assignment.append(
+            centre.index(i) if i in centre else min(range(clusters), key=lambda k: distance[i][centre[k]])
+        )
+    return log_density, delta, centre, assignment
+
+
+def check(points, clusters, neighbours, rule):
+    found = dpc_knn(torch.tensor(points, dtype=torch.float64), clusters, neighbours, rule)
+    log_density, delta, centre, assignment = plain_clusters(points, clusters, neighbours, rule)
+    torch.testing.assert_close(found.density, torch.tensor(log_density, dtype=torch.float64).exp())
+    torch.testing.assert_close(found.delta, torch.tensor(delta, dtype=torch.float64))
+    assert found.centre.tolist() == centre
+    assert found.assignment.tolist() == assignment
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_tokens_are_clustered_by_the_definition(data):
+    count = data.draw(st.integers(1, 9))
+    clusters, rule = data.draw(st.integers(1, count)), data.draw(st.sampled_from(RULES))
+    if data.draw(st.booleans()):
+        torch.manual_seed(data.draw(st.integers(0, 1000)))
+        check(torch.randn(count, 3, dtype=torch.float64).tolist(), clusters, data.draw(st.integers(1, 5)), rule)
+    else:  # of integers on a line, distances and means of 1, 2 or 4 are exact, so that ties are ties
+        points = data.draw(st.lists(st.integers(-4, 4), min_size=count, max_size=count))
+        check([[float(x)] for x in points], clusters, data.draw(st.sampled_from([1, 2, 4])), rule)
 
 
 @pytest.mark.parametrize("rule", RULES)

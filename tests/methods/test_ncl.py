@@ -6,6 +6,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from methods.parts import FRAMES, OPTIONS, SMALL, WIDTH, WORDS, encoder, features, paired, run
+from parity.case import load_case
+from parity.check import check_case
 
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
@@ -33,6 +35,16 @@ def pairs(count=6, seed=0):
 
 def encoded(model, data):
     return paired(model.encode_text(data.text), model.encode_video(data.video))
+
+
+@pytest.mark.parametrize("name", ["ncl", "ncl_gamma_0.01", "ncl_multi_caption"])
+def test_four_iterations_match_the_equations(parity_cases, name):
+    case = load_case(parity_cases / f"{name}.safetensors")
+    case.config["converged_iterations"] = 1
+    case.expected = {n: t for n, t in case.expected.items() if ".converged." not in n and not n.startswith("converged")}
+    comparisons = check_case(case)
+    assert len(comparisons) > 20
+    assert comparisons[0].relative < 1e-9, comparisons[0]
 
 
 def test_gradients_are_finite_at_the_temperature_of_clip():

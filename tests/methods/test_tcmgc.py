@@ -15,7 +15,7 @@ from tvr_lightning.layers.aggregation import (
     weighted_sum,
 )
 from tvr_lightning.methods import TCMGC
-from tvr_lightning.methods.tcmgc.model import TCMGCHead
+from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation, TCMGCHead
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization, TCMGCOptions
 from tvr_lightning.methods.tcmgc.reorganization import parted, reorganize
 from tvr_lightning.methods.xclip import AOSM
@@ -143,6 +143,14 @@ def test_bidirectional_softmax_is_softmax_twice():
     expected = (softmax(softmax(matrix)) + softmax(softmax(matrix.transpose(0, 1)))) / 2
     torch.testing.assert_close(module(matrix), expected)
     assert not list(module.parameters())
+
+
+def test_initial_matrices_are_identities():
+    module = BidirectionalAggregation(ISA(), frames=4, words=3)
+    assert [tuple(p.shape) for p in module.parameters()] == [(3, 3), (4, 4), (4, 4), (3, 3)]
+    assert all(torch.equal(p, torch.eye(len(p))) for p in module.parameters())
+    scores = torch.randn(4, 5, 6)
+    torch.testing.assert_close(LinearSoftmaxAggregation(4)(scores), scores.softmax(0))
 
 
 @pytest.mark.parametrize(("dim", "kept"), [(0, 1), (1, 3), (2, 8), (3, 12)])

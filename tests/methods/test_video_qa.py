@@ -18,6 +18,7 @@ from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.video_qa import AnswerHead, VideoQuestionAnswering, words_patches
 from tvr_lightning.reproduce.report.figures.figure_types import draw, figures_of
 from tvr_lightning.reproduce.report.sources import read_runs
+from tvr_lightning.store import FeatureStore
 from tvr_lightning.testing.contract import filled
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
@@ -238,6 +239,32 @@ def test_what_a_run_needs_is_named(built, finished_run, recipe):
         quiet_trainer().test(made, datamodule=data, verbose=False)
     with pytest.raises(UserError, match="MSRVTT has captions but no questions"):
         take_a_step(made, recipe("clip4clip")[1])
+
+
+WITH_AUDIO = """
+model: {init_args: {method: {class_path: GAID, init_args: {audio_encoder: {class_path: TinyWhisperEncoder,
+  init_args: {width: 16, layers: 1, seed: SEED}}}}, tuning: Frozen, encoder: {init_args: {width: 64}}}}
+data: {init_args: {root: ROOT, frames: 2, batch_size: 2, num_workers: 0, audio: whisper, audio_seconds: 30}}
+trainer: {max_epochs: 1, limit_train_batches: 1, limit_val_batches: 0, accelerator: cpu, log_every_n_steps: 1}
+"""
+
+
+def test_stored_audio_is_used_and_checked_for_a_method_that_needs_it(synthetic, tmp_path, capsys):
+    root, store = synthetic("msrvtt", 8), tmp_path / "store"
+    for seed in (0, 1):
+        (tmp_path / f"{seed}.yaml").write_text(WITH_AUDIO.replace("SEED", str(seed)).replace("ROOT", str(root)))
+    (tmp_path / "plain.yaml").write_text("model: {init_args: {micro: false}}")  # `tvr extract` takes recipes alone
+    recipes = [RECIPES / "dpdv-vqa.yaml", RECIPES / "fixture.yaml"]
+
+    def options(seed, *more):
+        return [*(f"--config={path}" for path in (*recipes, tmp_path / f"{seed}.yaml", tmp_path / "plain.yaml")), *more]
+
+    stored = (f"--results.directory={tmp_path / 'runs'}", f"--data.init_args.features={store}")
+    assert main(["extract", *options(0, f"--out={store}", "--num_workers=0")]) == 0
+    assert "audio" in FeatureStore(store).parts
+    assert main(["fit", *options(0, "--model.init_args.hidden=16", *stored)]) == 0
+    assert main(["fit", *options(1, "--model.init_args.hidden=16", *stored)]) == 2
+    assert "part 'audio' has other settings" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A plain restatement of CLIP's blocks, with random weights of any sizes."""
+"""A plain restatement of CLIP's blocks, with random weights of any sizes, and of the released optimizers."""
 
 import math
 from dataclasses import dataclass
@@ -90,3 +90,23 @@ def with_mlp(x, state, name):
     """Add the MLP of a block with QuickGELU."""
     y = affine(norm(x, state, f"{name}.ln_2"), state, f"{name}.mlp.c_fc.")
     return x + affine(y / (1 + (-1.702 * y).exp()), state, f"{name}.mlp.c_proj.")
+
+
+def released_step(kind, gradient, value, mean, square, group, step):
+    """Make one released step in place: modules/optimization.py of CLIP4Clip, or AdamW of transformers."""
+    bert, (first, second) = kind.endswith("bert_adam"), group["betas"]
+    if bert and group["per_tensor_clip"]:
+        gradient = gradient * (group["per_tensor_clip"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
+    mean.mul_(first).add_(gradient, alpha=1 - first)
+    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    root = square.sqrt().add_(group["eps"])
+    if bert:
+        update = mean / root
+        if group["weight_decay"] > 0:
+            update += group["weight_decay"] * value
+        value.sub_(group["lr"] * update)
+        return
+    rate = group["lr"] * (1 - second**step) ** 0.5 / (1 - first**step)
+    value.addcdiv_(mean, root, value=-rate)
+    if group["weight_decay"] > 0:
+        value.add_(value, alpha=-group["lr"] * group["weight_decay"])

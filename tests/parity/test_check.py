@@ -1,6 +1,10 @@
 """The comparison itself."""
 
+import os
+import subprocess
+import sys
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,3 +59,18 @@ def test_wrong_and_missing_results_fail(write_case, request):
     path = write_case("case", shift=1.0, **{"expected.other": torch.ones(1)})
     with pytest.raises(pytest.fail.Exception, match=r"2 of 3 tensors differ: expected\.other, expected\.similarity"):
         test_cases.test_case(path, request)
+
+
+@pytest.mark.slow
+def test_every_case_of_a_folder_is_a_test(write_case, tmp_path):
+    (tmp_path / "cases" / "sub").mkdir(parents=True)
+    write_case("cases/good")
+    write_case("cases/sub/wrong", shift=1.0)
+    (tmp_path / "cases" / "notes.md").write_text("no case")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "tests/parity", "--cases"]
+    options = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "COLUMNS": "500"}}
+    done = subprocess.run([*command, tmp_path / "cases"], **options, capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in done.stdout
+    assert "PASSED tests/parity/test_cases.py::test_case[good]" in done.stdout
+    assert "good.safetensors: xpool, all 2 tensors hold" in done.stdout
+    assert "FAILED tests/parity/test_cases.py::test_case[sub/wrong] - " in done.stdout

@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 
+import pages
 import pytest
 import torch
 
@@ -118,6 +119,51 @@ def test_better_and_worse_need_the_same_evidence(benchmark, method, control, ver
         opposite = summarized(benchmark, *reversed_signs)
         assert opposite["p_specific"] == pytest.approx(found["p_specific"][::-1])
     assert found["verdict"] == getattr(benchmark("mechanisms_page"), verdict)
+
+
+def test_a_claim_is_judged_by_its_method_and_not_by_diagnostics(benchmark):
+    found = summarized(benchmark, BASELINE, BETTER, BASELINE, WORSE)
+    assert found == summarized(benchmark, BASELINE, BETTER, BASELINE)
+    assert found["verdict"] == benchmark("mechanisms_page").BETTER
+    assert summarized(benchmark, BASELINE, BETTER, BASELINE, refused="edge")["verdict"] == "no verdict"
+
+
+def test_claims_have_controls_four_strengths_and_known_deviations(benchmark, claims):
+    page = benchmark("mechanisms_page")
+    for claim in claims.CLAIMS:
+        roles = [arm.role for arm in claim.arms]
+        assert claim.points[0] == 0, claim.key
+        assert len(claim.points) >= 5, claim.key
+        assert roles[:3] == ["baseline", "method", "control"], claim.key
+        assert len({arm.name for arm in claim.arms}) == len(roles), claim.key
+        assert claim.key in page.TEXT["claims"], claim.key
+    named = [(claim.key, claim.setting, claim.variant, claim.maps) for claim in claims.CLAIMS]
+    assert len(set(named)) == len(named)
+    assert {claim.maps for claim in claims.CLAIMS if claim.key in ("normalization", "gap")} == {0.01, 0.1, 1}
+    trials = (*claims.CLAIMS, *claims.LEAKS, *claims.DEVIATIONS)
+    jobs = {repr(job): job for job in benchmark("mechanisms").Plan(claims.Size()).sweep(trials)}
+    assert not any(" object at " in each for each in jobs)
+    assert len({benchmark("mechanisms").key(job) for job in jobs.values()}) == len(jobs)
+    files = pages.method_files().items()
+    known = {(name, topic) for name, path in files for topic in pages.deviations(pages.docstring(path))}
+    assert {(trial.paper, trial.key) for trial in (*claims.LEAKS, *claims.DEVIATIONS)} <= known
+
+
+def record(validation, test=1.0):
+    return {"validation": {"plain": {"text_to_video": validation}}, "test": {"plain": {"text_to_video": test}}}
+
+
+@pytest.mark.parametrize("best", [1e-4, 3e-3, 1e-1])
+def test_the_grid_is_extended_until_the_best_rate_is_inside(benchmark, claims, best):
+    runner, trial = benchmark("mechanisms"), claims.CLAIMS[0]
+    plan, arm, chosen = runner.Plan(claims.Size()), trial.arms[1], None
+    while chosen is None:
+        tried, chosen = plan.choice(trial, arm, 0)
+        for job in tried:
+            plan.found[runner.key(job)] = record(-abs(math.log(job.rate / best)), test=job.rate)
+    assert chosen.rate == best
+    assert tried[0].rate < best < tried[-1].rate
+    assert plan.described(trial)["refused"] == ""
 
 
 def small_job(claims, trial, arm, point, **changes):

@@ -53,18 +53,11 @@ def struck(folder, signal_name, when, words, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "step"),
-    [
-        ("ncl", "4"), ("tcmgc", "1"), ("gaid", "3"), ("xpool", "5"),
-        *(("gare", hook) for hook in ("on_validation_end:3", "on_train_epoch_end:3", "on_test_start:6")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("recipe", "step"), [("ncl", 4), ("tcmgc", 1), ("gaid", 3), ("xpool", 5)])
 def test_a_killed_run_resumes_to_bit_identical_weights(recipe, step, msrvtt, tmp_path):
     assert main(options(msrvtt, tmp_path / "whole", recipe, EVERY_STEP)) == 0
     arguments = options(msrvtt, tmp_path / "killed", recipe, EVERY_STEP)
-    assert struck(tmp_path, "SIGKILL", step, arguments).returncode == -signal.SIGKILL
-    assert not list(tmp_path.glob("killed/*/*/results.json"))
+    assert struck(tmp_path, "SIGKILL", str(step), arguments).returncode == -signal.SIGKILL
     assert main([*arguments, RESUME]) == 0
     assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
 
@@ -92,10 +85,60 @@ def test_a_run_stopped_by_sigterm_resumes_to_bit_identical_weights(msrvtt, tmp_p
     assert not torch.equal(torch_state, torch.get_rng_state())  # training did draw
 
 
+def strike_everywhere(name, first_step, folder, arguments):
+    """Strike a run in every hook from a step on and resume it; return the exit statuses of the struck runs.
+
+    Every resumed run must equal the undisturbed one, and no run may write a table before it is complete.
+    """
+    words = [name, str(folder), str(first_step), *arguments]
+    done = forked.tvr(words, folder, timeout=1800, program=PROGRAMS / "strike_everywhere.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    attempts = json.loads(done.stdout.splitlines()[-1])
+    assert {attempt["hook"].split(":")[0] for attempt in attempts} >= HOOKS
+    assert [attempt for attempt in attempts if attempt["resumed"] or attempt["differences"]] == []
+    assert [attempt for attempt in attempts if attempt["table"] and attempt["status"] not in (0, -9, -15)] == []
+    return {attempt["status"] for attempt in attempts}
+
+
 FSDP2 = (
     "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: "
     "{data_parallel_size: 2, tensor_parallel_size: 1, save_distributed_checkpoint: false}}"
 )
+TWO_PAIRS = (
+    "--data.init_args.batch_size=2", "--model.init_args.released_devices=null", "--trainer.val_check_interval=2",
+)  # fmt: skip
+EARLY_STOPPING = (
+    "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/t2v_R@1", "--trainer.callbacks.mode=max",
+    "--trainer.callbacks.patience=2", "--trainer.min_steps=4",
+)  # fmt: skip
+HOOKS = {
+    "on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start",
+    "on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_save_checkpoint", "on_train_end",
+    "on_fit_end", "on_test_start", "on_test_batch_end", "on_test_end", "teardown",
+}  # fmt: skip
+
+
+def test_a_run_killed_in_any_hook_of_its_last_step_resumes_exactly(msrvtt, tmp_path):
+    arguments = options(msrvtt, tmp_path / "runs", "gare", EVERY_STEP)
+    strike_everywhere("SIGKILL", 5, tmp_path, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("recipe", "first_step", "more"),
+    [
+        ("clip4clip", 2, (EVERY_STEP,)),
+        ("gare", 3, (EVERY_STEP, "--trainer.val_check_interval=1")),
+        ("tmass", 0, ("--checkpoints.every_n_steps=2", "--trainer.check_val_every_n_epoch=2")),
+        ("gare", 3, ("--trainer.max_steps=5",)),
+        ("gare", 3, (EVERY_STEP, "--trainer.accumulate_grad_batches=2", *TWO_PAIRS)),
+        ("gare", 3, (EVERY_STEP, "--trainer.val_check_interval=1", *EARLY_STOPPING)),
+    ],
+)
+def test_a_run_struck_in_any_hook_resumes_exactly(name, recipe, first_step, more, msrvtt, tmp_path):
+    statuses = strike_everywhere(name, first_step, tmp_path, options(msrvtt, tmp_path / "runs", recipe, *more))
+    assert name == "SIGKILL" or os.EX_TEMPFAIL in statuses
 
 
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(msrvtt, tmp_path):
@@ -110,9 +153,15 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(msrvtt, tm
     assert differences(last(tmp_path / "killed"), last(tmp_path / "whole")) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("strategy", ["ddp", FSDP2])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("SIGTERM", "ddp"),
+        pytest.param("SIGKILL", "ddp", marks=pytest.mark.slow),
+        pytest.param("SIGTERM", FSDP2, marks=pytest.mark.slow),
+        pytest.param("SIGKILL", FSDP2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(
     name, strategy, msrvtt, tmp_path, monkeypatch
 ):

@@ -1,9 +1,11 @@
 """Indexing keeps unchanged videos, notices changes, and resumes after an interruption."""
 
 import functools
+import os
 import random
 import resource
 import shutil
+import signal
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import lancedb
 import pyarrow as pa
 import pytest
+from child_processes import fork
 from search_parts import find, write_clip
 
 from tvr_lightning.cli import main
@@ -126,6 +129,12 @@ def test_an_index_whose_videos_all_became_unreadable_is_reported(folder, out, up
     assert main(["index", "--out", str(out)]) == 0
 
 
+def test_single_files_are_found_without_problems(folder):
+    paths = clips(folder, 2)
+    files, problems, unread = find_videos(paths[:1])
+    assert ([file.path for file in files], problems, unread) == (paths[:1], [], set())
+
+
 def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     outside = tmp_path / "secret"
     (first,), (secret,) = clips(folder, 1), clips(outside, 1)
@@ -139,7 +148,6 @@ def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     assert any("out.mp4: a symbolic link to a file outside" in problem for problem in problems)
 
 
-@pytest.mark.slow
 def test_two_writers_at_once_both_succeed(folder, out, update, sources, interpreter):
     clips(folder, 12)
     code = (
@@ -166,6 +174,12 @@ def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sour
     for start in (lambda: Searcher(out), lambda: index([gallery], out, sources, progress=False)):
         with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Use"):
             start()
+
+
+def test_a_new_index_needs_weights(gallery, out):
+    with pytest.raises(SearchError, match="needs a checkpoint or weights"):
+        index([gallery], out, progress=False)
+    assert not out.exists()
 
 
 def write_table(folder, version=None, **columns):
@@ -206,6 +220,20 @@ def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery,
     assert f"{out} contains files that are not part of an index (videos.d, videos.lance.bak, videos.txt)" in line
     assert foreign_files_are_intact(out)
     assert len(list(out.iterdir())) == 3
+
+
+def killed_while_loading(command):
+    """Run a command that is killed while it loads the weights."""
+    build = functools.wraps(TinyClipEncoder.__init__)  # checkpoints are checked against its signature
+    TinyClipEncoder.__init__ = build(lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    main(command)
+
+
+def test_a_run_that_is_killed_before_its_first_batch_leaves_nothing(gallery, out, ckpt, ended):
+    process = ended(fork(killed_while_loading, ["index", str(gallery), "--out", str(out), *ckpt]))
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
 
 
 def test_a_failed_index_removes_no_files_of_the_user(folder, out, ckpt, monkeypatch, capsys):

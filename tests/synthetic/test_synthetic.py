@@ -2,12 +2,16 @@
 
 import functools
 import json
+import os
 import random
+import signal
+import time
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from child_processes import fork
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import file_lock
@@ -231,3 +235,15 @@ def test_wrong_arguments_change_nothing(tmp_path, dataset, videos, message):
     with pytest.raises(ValueError, match=message):
         synthesize(dataset, tmp_path, videos, 0, progress=False)
     assert files_of(tmp_path) == {"msvd/train_list.txt": b"mine"}
+
+
+def test_an_interrupted_call_leaves_nothing(tmp_path, ended):
+    write = functools.partial(synthesize, workers=1, progress=False)
+    process = ended(fork(write, "msrvtt", tmp_path, 400, 0))
+    while process.is_alive() and not list(tmp_path.glob(".msrvtt-unfinished/videos/*")):
+        time.sleep(0.05)
+    while process.is_alive():  # some code ignores the signal: send it again
+        os.kill(process.pid, signal.SIGINT)
+        process.join(20)
+    assert process.exitcode == 1
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from parity.restated import released_step
 from torch import nn
 
 from tvr_lightning.errors import UserError
@@ -46,16 +47,6 @@ def set_gradients(parameters, step):
         parameter.grad = 10.0 ** (place % 5 - 3) * gradient if (place + step) % 7 else None
 
 
-def released_step(gradient, value, mean, square, group):
-    """Make one step of BertAdam in place (modules/optimization.py of CLIP4Clip)."""
-    first, second = group["betas"]
-    if group["per_tensor_clip"]:
-        gradient = gradient * (group["per_tensor_clip"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
-    mean.mul_(first).add_(gradient, alpha=1 - first)
-    square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-    value.sub_(group["lr"] * (mean / square.sqrt().add_(group["eps"]) + group["weight_decay"] * value))
-
-
 @pytest.mark.parametrize(("decay", "clip"), [(0.0, 1.0), (0.2, 0.3), (0.2, None)])
 @pytest.mark.parametrize("together", [1, 30, 2**25])
 def test_bert_adam_updates_many_tensors_like_one_by_one(together, decay, clip, monkeypatch):
@@ -72,7 +63,7 @@ def test_bert_adam_updates_many_tensors_like_one_by_one(together, decay, clip, m
         for one, other, state in zip(found, expected, moments, strict=True):
             if other.grad is not None:
                 assert torch.equal(one.grad, other.grad)
-                released_step(other.grad, other, *state, group)
+                released_step("bert_adam", other.grad, other, *state, group, step)
     torch.testing.assert_close([value.detach() for value in found], expected, rtol=1e-9, atol=1e-12)
 
 

@@ -1,6 +1,7 @@
 """Runs in separate processes on a synthetic dataset: cards, failures, engines, and resumption."""
 
 import errno
+import multiprocessing
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table
 from tvr_lightning.reproduce.runs.card import read_cards
 from tvr_lightning.reproduce.runs.engines import LocalEngine, SlurmEngine
-from tvr_lightning.reproduce.runs.execute import PROGRESS, execute
+from tvr_lightning.reproduce.runs.execute import PROGRESS, execute, run_task
 from tvr_lightning.reproduce.runs.runner import (
     _Runner,
     durations_of,
@@ -132,12 +133,42 @@ def test_a_failed_run_records_its_error_and_runs_that_need_it_fail(root, tmp_pat
     assert len(open_runs(plan, read_cards(out / "cards"))) == 2
 
 
-def test_a_recipe_that_changed_after_the_plan_is_not_run(root, tmp_path):
+@pytest.fixture
+def outdated(root, tmp_path) -> Path:
+    """A task whose recipe changed after it was planned."""
     (run,) = tiny_plan(root, tmp_path).runs.values()
     task = write_task(run, tmp_path, {})
     (tmp_path / "tiny.yaml").write_text(TINY.replace("max_epochs: 1", "max_epochs: 2"))
-    with pytest.raises(UserError, match="gaid-1/clip4clip: config changed after the run was planned"):
-        execute(task)
+    return task
+
+
+CHANGED = "gaid-1/clip4clip: config changed after the run was planned"
+
+
+@pytest.mark.slow
+def test_a_job_that_ended_unnoticed_is_submitted_again(outdated, tmp_path):
+    known = outdated.with_name("job.txt")
+    known.write_text("12345678")
+    job = SlurmEngine(tmp_path / "jobs", cluster="local").start(outdated)
+    assert known.read_text() != "12345678"
+    while (status := job()) is None:
+        time.sleep(0.2)
+    assert status == 1
+    assert CHANGED in outdated.with_name("log.txt").read_text()
+    assert not known.exists()
+
+
+def test_the_processes_of_a_job_write_into_one_log(outdated, ended):
+    """SLURM starts one per device; what any of them says before it dies is kept."""
+    context = multiprocessing.get_context("forkserver")
+    processes = [ended(context.Process(target=run_task, args=(outdated,))) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert outdated.with_name("log.txt").read_text().count(CHANGED) == 2
+    with pytest.raises(UserError, match=CHANGED):
+        execute(outdated)
 
 
 @pytest.mark.slow
