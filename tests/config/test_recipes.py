@@ -6,7 +6,7 @@ import pytest
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 
-from tvr_lightning.config.recipe import Recipe, recipe_parser
+from tvr_lightning.config.recipe import Recipe, recipe_parser, with_defaults
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.testing import method_recipes
@@ -94,3 +94,13 @@ def test_a_class_of_an_overlay_that_a_later_recipe_replaces_is_reported_with_bot
         "--config fixture replaces model.init_args.encoder of --config backbone/siglip2-b-16 with TinyClipEncoder",
     ]
     assert Recipe.parse(["tcmgc", "data/didemo", "tcmgc-didemo", "variants/tcmgc-paper", "fixture"]).replaced == []
+
+
+def test_an_older_recipe_gets_the_defaults_of_missing_options_without_importing_its_classes():
+    now = Recipe.parse(["tcmgc"], ["--trainer.max_epochs=3"]).plain()
+    older = Recipe.parse(["tcmgc"]).plain()
+    del older["trainer"]["max_epochs"], older["data"]["init_args"]["seed"]
+    older["model"]["init_args"]["tuning"] = {"class_path": "strangers.Tuning"}
+    found = with_defaults(older, now)
+    assert (found["trainer"]["max_epochs"], found["data"]["init_args"]["seed"]) == (None, 0)
+    assert found["model"]["init_args"]["tuning"]["class_path"] == "strangers.Tuning"

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from resume_run import add_callback, differences, strike_in
 from small_run import small_run
 
@@ -263,11 +264,18 @@ def test_the_checkpoint_with_the_most_steps_in_the_newest_run_is_found(tmp_path)
 def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(finished_run, msrvtt, tmp_path, caplog):
     first = tmp_path / "clip4clip-msrvtt" / "version_0"
     shutil.copytree(finished_run, first)
+    older = without(yaml.safe_load((first / "config.yaml").read_text()), "trainer.gradient_clip_val")
+    (first / "config.yaml").write_text(yaml.safe_dump(older))
     before = {path.name: path.read_bytes() for path in first.iterdir() if path.suffix in (".yaml", ".json", ".csv")}
     more = (RESUME, "--model.init_args.optimizer.lr=0.002", "--trainer.max_epochs=1")
     with caplog.at_level("INFO"):
         assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
-    for change in ("max_epochs was 2, is 1", "optimizer.lr was 0.001, is 0.002"):
+    changes = (
+        "trainer.gradient_clip_val was None, is 1.0",
+        "max_epochs was 2, is 1",
+        "optimizer.lr was 0.001, is 0.002",
+    )
+    for change in changes:
         assert change in caplog.text
     assert before == {name: (first / name).read_bytes() for name in before}
     second = json.loads((first.with_name("version_1") / "results.json").read_text())
@@ -281,6 +289,33 @@ def test_a_damaged_config_of_the_run_to_resume_is_named(finished_run, msrvtt, tm
     (run / "config.yaml").write_text("trainer: [")
     assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 2
     assert f"{run / 'config.yaml'}: not a recipe" in capsys.readouterr().err
+
+
+def without(options, *names):
+    for name in names:
+        *outer, last = name.split(".")
+        section = options
+        for key in outer:
+            section = section[key]
+        del section[last]
+    return options
+
+
+def test_a_run_of_a_version_without_some_options_resumes_if_they_have_their_defaults(finished_run, msrvtt, tmp_path):
+    run = tmp_path / "clip4clip-msrvtt" / "version_0"
+    shutil.copytree(finished_run, run)
+    method = "model.init_args"
+    added = [
+        "trainer.val_check_interval", "data.init_args.reshuffle",
+        f"{method}.contrast", f"{method}.optimizer.decay", f"{method}.encoder.init_args.text_mask",
+        f"{method}.clip4clip.similarity_header.init_args.blocks",
+    ]  # fmt: skip
+    older = without(yaml.safe_load((run / "config.yaml").read_text()), *added)
+    (run / "config.yaml").write_text(yaml.safe_dump(older))
+    (run / "results.json").unlink()
+    assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 0
+    assert list(tmp_path.glob("*/*")) == [run]
+    assert (run / "results.json").is_file()
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # commands filter it

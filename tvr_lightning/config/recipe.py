@@ -27,7 +27,7 @@ import tvr_lightning.training.tf32  # noqa: F401  recipes name classes by their 
 from tvr_lightning import data as datasets
 from tvr_lightning.config.check import Source, build, check_classes_given, explained, merge, sources_of
 from tvr_lightning.config.checkpoint_options import TrainedOptions
-from tvr_lightning.config.recipe_files import split_options
+from tvr_lightning.config.recipe_files import merged, split_options
 from tvr_lightning.config.roles import FOLLOWS_DATA, FOLLOWS_ENCODER
 from tvr_lightning.config.schema import cached_schema, generate, keep
 from tvr_lightning.data.base import TextVideoDataModule
@@ -294,6 +294,27 @@ def from_recipe(
 def data_from_recipe(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> TextVideoDataModule:
     """Build only the data of recipe files or of data overlays without a method; arguments as in `from_recipe`."""
     return Recipe.parse(paths, overrides, only_data=True).build_data()
+
+
+def with_defaults(older: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections of an older run, in which an option that is missing has its default.
+
+    Only classes that `now` names too are imported, since `older` may come from elsewhere.
+    """
+    with explained():
+        defaults = recipe_parser().parse_object(_in_both(now, older))
+    sections: dict[str, Any] = merged(Recipe(defaults).plain(), older)
+    return sections
+
+
+def _in_both(now: Any, older: Any) -> Any:
+    """Return the options of `now` that `older` also has; those of another class stay."""
+    if not (isinstance(now, dict) and isinstance(older, dict)):
+        return now
+    kinds = [str(options.get("class_path")).rpartition(".")[2] for options in (now, older)]
+    if kinds[0] != kinds[1]:
+        return now
+    return {key: _in_both(value, older[key]) for key, value in now.items() if key in older}
 
 
 def _dropped(given: Any, used: Any, name: str = "") -> Iterator[str]:

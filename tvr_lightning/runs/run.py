@@ -20,7 +20,7 @@ from rich import get_console
 
 from tvr_lightning.audit.callback import LeakageAudit
 from tvr_lightning.config.check import explained
-from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser
+from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser, with_defaults
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.config.roles import recipe_roles, roles_of_option
 from tvr_lightning.errors import UserError, abbreviated
@@ -260,6 +260,7 @@ class Run(closing.RunState):
             method = options.get("model", {}).get("init_args", {})
             if "evaluation" in method:  # a memory budget makes the defaults explicit
                 method["evaluation"] = method["evaluation"] or asdict(EvaluationConfig())
+        before = with_defaults(before, now)
         roles = recipe_roles(now)
         changed = [
             f"{name} was {value}, is {other}"
