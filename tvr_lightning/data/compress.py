@@ -1,13 +1,14 @@
 """Compressed copies of datasets for training (`tvr data compress`): smaller videos with the same annotation files."""
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from tvr_lightning.data.base import TextVideoDataModule
-from tvr_lightning.data.copies import MANIFEST, SCHEMA, CopiedFile, Copies, read_copies
+from tvr_lightning.data.copies import MANIFEST, SCHEMA, CopiedFile, Copies, read_copies, state
 from tvr_lightning.data.records import SYNTHETIC_FILE
 from tvr_lightning.data.recover_captions import find_captions
 from tvr_lightning.errors import UserError
@@ -16,7 +17,6 @@ from tvr_lightning.media.compression import Compression, compress, verify_copy
 from tvr_lightning.media.container import MediaError, VideoError
 from tvr_lightning.media.read_many import read_many
 from tvr_lightning.progress import progress_bar
-from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 
 @dataclass
@@ -36,8 +36,7 @@ class CompressReport:
     def lines(self) -> list[str]:
         """Return a summary for the user, one line per item."""
         files = self.copies.files.values()
-        size = sum(file.copy_mark[0] for file in files)
-        original = sum(file.mark[0] for file in files)
+        size, original = sum(file.copy_size for file in files), sum(file.size for file in files)
         share = f"{size / 1e6:,.1f} MB of {original / 1e6:,.1f} MB"
         return [
             f"copied {self.new} files, kept {self.kept} ({share}) in {self.copies.folder}",
@@ -125,20 +124,21 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
     source = names[name]
     target = copies.folder / name
     known = copies.files.get(name)
-    mark = file_mark(source)
-    if mark is None:
-        raise VideoError(source, "it cannot be read" if source.is_file() else "there is no such file")
+    if not source.is_file():
+        raise VideoError(source, "there is no such file")
     relative = source.relative_to(folder).as_posix()
+    size, modified = state(source)
     reason = ""
     if known is not None:
+        same = known.source == relative and not known.has_changed(source)
         if not target.is_file():
             reason = "it was missing"
-        elif not is_same_file(target, known.copy_mark):
+        elif digest(target) != known.copy_sha256:
             reason = "it had changed"
-        elif not is_same_file(source, known.mark):
+        elif not same and digest(source) != known.sha256:
             reason = f"its source {source} has changed"
         else:  # the original may have been touched or moved
-            return replace(known, source=relative, mark=mark), None
+            return replace(known, source=relative, size=size, modified=modified), None
     made = compress(source, copies.how) if name.endswith(".mp4") else None
     with explain_write_errors(target, "Earlier copies are kept."):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,13 @@ def copy_file(folder: Path, copies: Copies, names: Mapping[str, Path], name: str
             target.unlink()
             raise
     notes = made.notes if made else []
-    copy_mark = file_mark(target)
-    if copy_mark is None or file_mark(source) != mark:
+    file = CopiedFile(name, relative, size, modified, digest(source), target.stat().st_size, digest(target), notes)
+    if file.has_changed(source):
         raise VideoError(source, "it changed while it was copied")
-    return CopiedFile(name, relative, mark, copy_mark, notes), reason
+    return file, reason
+
+
+def digest(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,24 +12,30 @@ from pathlib import Path
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.files import read_journal
 from tvr_lightning.media.compression import Compression
-from tvr_lightning.store.feature_store import FileMark, is_same_file
 
 MANIFEST = "compressed.jsonl"
-SCHEMA = 3
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
 class CopiedFile:
     """Copied file and its original; paths are relative to the folders of the dataset.
 
-    `mark` identifies the original and `copy_mark` the copy; `notes` are differences, such as truncated audio.
+    `size`, `modified` (in ns) and `sha256` are those of the original; `notes` are differences, such as truncated audio.
     """
 
     copy: str
     source: str
-    mark: FileMark
-    copy_mark: FileMark
+    size: int
+    modified: int
+    sha256: str
+    copy_size: int
+    copy_sha256: str
     notes: list[str] = field(default_factory=list)
+
+    def has_changed(self, source: Path) -> bool:
+        """Return whether the original, if it is on this machine, differs from the manifest."""
+        return source.is_file() and state(source) != (self.size, self.modified)
 
 
 @dataclass
@@ -49,9 +55,9 @@ class Copies:
             size = path.stat().st_size
             if file is None:
                 wrong.append(f"{path}: it is not in {MANIFEST}: it was not finished, or was added by hand")
-            elif size != file.copy_mark[0]:
-                wrong.append(f"{path}: it has {size:,} bytes, but {file.copy_mark[0]:,} were written")
-            elif (original := self.source / file.source).is_file() and not is_same_file(original, file.mark):
+            elif size != file.copy_size:
+                wrong.append(f"{path}: it has {size:,} bytes, but {file.copy_size:,} were written")
+            elif file.has_changed(original := self.source / file.source):
                 wrong.append(f"{path}: its original {original} has changed since it was copied")
         if wrong:
             fix = "To copy these again, rerun `tvr data compress` with the same --out."
@@ -67,9 +73,13 @@ def read_copies(folder: Path) -> Copies | None:
     try:
         if header["schema"] != SCHEMA:
             raise KeyError(f"schema {header['schema']}, but this version reads {SCHEMA}")
-        marks = ("mark", "copy_mark")
-        entries = [entry | {name: tuple(entry[name]) for name in marks} for entry in entries]
         files = {entry["copy"]: CopiedFile(**entry) for entry in entries}
         return Copies(folder, Path(header["source"]), Compression(**header["how"]), files)
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / MANIFEST} is damaged ({error}). Delete the folder and compress again.") from error
+
+
+def state(path: Path) -> tuple[int, int]:
+    """Return the size and the time of the last change (ns) of a file."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
