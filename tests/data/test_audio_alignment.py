@@ -120,6 +120,8 @@ def test_a_span_has_its_own_part_of_the_audio(tmp_path):
     assert float(loud[16_000:32_000].mean()) > 0.2
     assert not loud[:15_900].any()
     assert not loud[32_100:].any()
+    nothing, some = read.empty().tensors(), media.tensors()
+    assert [(0, *t.shape[1:]) for t in some] == [t.shape for t in nothing]
 
 
 def test_a_broken_track_is_an_error_or_reported(tmp_path):
