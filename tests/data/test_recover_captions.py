@@ -61,6 +61,8 @@ def test_a_file_is_found_by_its_path_or_in_the_dataset(tmp_path, monkeypatch):
     assert find_captions("captions.parquet", folder) == folder / "captions.parquet"
     (here / "captions.parquet").touch()
     assert find_captions("captions.parquet", folder).resolve() == here / "captions.parquet"
+    with pytest.raises(MissingAssetError, match="tvr caption"):
+        read_captions(tmp_path / "none.parquet")
     with pytest.raises(MissingAssetError, match=re.escape(f"looked for other.parquet and {folder / 'other.parquet'}")):
         find_captions("other.parquet", folder)
 

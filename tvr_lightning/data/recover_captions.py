@@ -74,6 +74,8 @@ def find_captions(name: str, folder: Path) -> Path:
 
 def read_captions(path: Path) -> RecoverCaptions:
     """Read a captions file: CSV (.csv), Parquet (.parquet) or JSON Lines with the columns of `REQUIRED`."""
+    if not path.is_file():
+        raise MissingAssetError(f"no captions file: looked for {path}. {WITHOUT_MODEL}")
     captions: dict[tuple[str, int], str] = {}
     numbering = "number the segments of a video 0, 1, ..."
     for entry, record in read_records(path):

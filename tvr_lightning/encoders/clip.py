@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tvr_lightning.encoders.base import EncoderPrecision
 from tvr_lightning.encoders.hub import how_to_download, repository_folder
-from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
+from tvr_lightning.encoders.open_clip_encoder import NO_FLOAT16, OpenClipEncoder
 from tvr_lightning.encoders.pretrained import do_weights_follow, find_weights, local_folder, model_configuration
 from tvr_lightning.encoders.text_towers import lengthen
 from tvr_lightning.encoders.tokenizer import TOKENIZER_FILES, VOCABULARIES, build_tokenizer
@@ -113,6 +113,16 @@ class ClipEncoder(OpenClipEncoder):
         text = _text_tower(architecture, tokenizer)
         folders = [Path(text[name]) for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
         return folders if path is None else [path, *folders]
+
+    @classmethod
+    @override
+    def check_trainer(cls, precision: str, strategy: str, *, architecture: str = "ViT-B-32", **options: Any) -> None:
+        super().check_trainer(precision, strategy, **options)
+        if options.get("encoder_precision") == "float16":
+            configuration = model_configuration(architecture)
+            vision, text = configuration["vision_cfg"], configuration["text_cfg"]
+            if "timm_model_name" in vision or "hf_model_name" in text or isinstance(vision.get("layers"), list | tuple):
+                raise UserError(NO_FLOAT16.format(architecture))
 
     @classmethod
     @override

@@ -28,6 +28,11 @@ from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.media.preparation import Interpolation, ResizeMode
 from tvr_lightning.option_types import Role
 
+NO_FLOAT16 = (
+    "encoder_precision float16 is defined only for CLIP's own transformers, not for {}. Add --config "
+    "recipes/variants/float32.yaml to train in float32"
+)
+
 
 class OpenClipEncoder(Encoder):
     """Encoder around an open_clip model that `ClipEncoder` or `TinyClipEncoder` builds.
@@ -102,10 +107,7 @@ class OpenClipEncoder(Encoder):
                 tower.grad_checkpointing = True
         if encoder_precision == "float16":
             if not isinstance(model.visual, VisionTransformer) or isinstance(self._text, HFTextEncoder):
-                raise UserError(
-                    f"encoder_precision float16 is defined only for CLIP's own transformers, not for {name}. Add "
-                    "--config recipes/variants/float32.yaml to train in float32"
-                )
+                raise UserError(NO_FLOAT16.format(name))
             convert_weights_to_fp16(model)  # matrices and their biases, but not norms and embeddings
             for module in model.modules():
                 if isinstance(module, Transformer):
