@@ -47,7 +47,7 @@ class Costs:
     """Measured costs; FLOPs are those of products, convolutions, and attention, two per multiplication and addition.
 
     Times are in milliseconds: an optimizer step, one item as its share of a batch, and all queries against one video.
-    Memory is the maximum allocated on a GPU; on a CPU, the maximum of the process so far.
+    Memory is the maximum allocated on a GPU; on a CPU, the maximum of the process so far; None if unknown.
     """
 
     parameters: int
@@ -56,8 +56,8 @@ class Costs:
     encode_video_ms: float
     encode_text_ms: float
     score_ms_per_video: float
-    peak_inference_mib: float
-    peak_training_mib: float
+    peak_inference_mib: float | None
+    peak_training_mib: float | None
     flops_by_stage: dict[str, int] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ def profile_table(profiles: Sequence[ProfileCard]) -> pd.DataFrame:
             "trained, M": costs.trainable / 1e6,
         }
         first = {"method": profile.method, "encoder": profile.encoder, "device": str(profile.environment["device"])}
-        texts = {name: f"{value:.2f}" for name, value in values.items()}
+        texts = {name: "-" if value is None else f"{value:.2f}" for name, value in values.items()}
         rows[profile.name] = first | {"batch": str(profile.batch)} | texts
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -143,7 +143,7 @@ def measure_costs(
     def milliseconds(run: Callable[[], object]) -> float:
         return 1000 * median_seconds(run, device, repeats)
 
-    def peak_mib() -> float:  # on a GPU, since the last call
+    def peak_mib() -> float | None:  # on a GPU, since the last call
         if device.type != "cuda":
             return peak_memory_mib()
         peak = torch.cuda.max_memory_allocated(device) / 2**20
@@ -185,7 +185,7 @@ def repeated(record: R, count: int) -> R:
 
 
 def batch_loss(module: RetrievalModule, batch: PairBatch, precision: Precision) -> Tensor:
-    """Return the scalar loss of a training step on one device, with the chunks of its gradient cache."""
+    """Return the loss of a training step on one device, with the chunks of its gradient cache."""
     chunk = module.optimizer_config.gradient_cache
     with precision():
         pairs = encode_in_chunks(module.pair_features, batch, chunk) if chunk else module.pair_features(batch)

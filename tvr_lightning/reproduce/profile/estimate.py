@@ -85,7 +85,7 @@ def estimate(recipe: Recipe) -> Estimate:
     size = sum(p.numel() * p.element_size() for p in method.parameters())
     trained = sum(p.numel() * p.element_size() for p in method.parameters() if p.requires_grad)
     if on_gpu:
-        memory = MARGIN * costs.peak_training_mib * 2**20
+        memory = MARGIN * (costs.peak_training_mib or 0.0) * 2**20
     else:  # weights, their gradients and two moments, and what the backward pass keeps
         memory = MARGIN * (size + 3 * trained + activation_bytes(method, batch, share, precision))
     folder = Path(recipe.config.results.directory).absolute()

@@ -4,7 +4,6 @@
 """
 
 import json
-import resource
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -83,7 +82,11 @@ def read_cards(folder: Path) -> dict[str, Card]:
     return {path.stem: read_card(path) for path in sorted(folder.glob("*.json"))}
 
 
-def peak_memory_mib() -> float:
-    """Return the maximum resident memory of this process so far."""
+def peak_memory_mib() -> float | None:
+    """Return the maximum resident memory of this process so far, or None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
