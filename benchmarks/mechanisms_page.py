@@ -150,12 +150,13 @@ def page(data: Data) -> str:
         (item["method"], item["topic"], item["name"], item["setting"], interval(item), str(item["seeds"]))
         for item in (*data["leaks"], *data["deviations"])
     ]
+    between = {len(runs) for claim in data["claims"] for arm in claim["arms"] for runs in arm["runs"][1:-1]}
     head = ("claim", "rate of the maps", "paper: t to v", "paper: v to t", "released: t to v", "released: v to t")
     facts = {
         "ran": ran,
         "rows": len(data["claims"]),
         "table": table(head, map(_row, _grouped(data["claims"], *SECTION, "maps"))),
-        "between": max(len(arm["runs"][1]) for claim in data["claims"] for arm in claim["arms"]),
+        "between": " or ".join(map(str, sorted(between))),
         "commit": ", ".join(about["commits"]),
         "sizes": f"{VALIDATION} validation pairs, and {TEST} test pairs",
         "features": f"{DIMENSION}-dimensional features, with {FRAMES} frames and {WORDS} words each",
@@ -249,16 +250,16 @@ Setting "{claim["setting"]}": {setting}
 
 @in_style()
 def draw(claim: Data) -> bytes:
-    """Return the text-to-video R@1 of all arms over the strengths as SVG."""
+    """Return the text-to-video R@1 of all arms over the strengths as SVG; bars span the seeds."""
     (axis,) = axes = new_panels(1, height=3.6, layout="constrained")
     for color, arm in zip(COLORS * 2, claim["arms"], strict=False):
-        known = [
-            (place, estimate([run[TEXT_TO_VIDEO] for run in runs]))
-            for place, runs in enumerate(arm["runs"]) if len(runs) > 1
-        ]  # fmt: skip
-        places, means, errors = zip(*((place, each["mean"], each["half_width"]) for place, each in known), strict=True)
+        known = {place: [run[TEXT_TO_VIDEO] for run in runs] for place, runs in enumerate(arm["runs"]) if len(runs) > 1}
+        means = np.array([fmean(values) for values in known.values()])
+        ends = np.array([[min(values), max(values)] for values in known.values()]).T
         style = {"linestyle": ":", "linewidth": 1.0} if arm["role"] == "diagnostic" else {"linewidth": 1.2}
-        axis.errorbar(places, means, errors, color=color, label=arm["name"], marker="o", markersize=3, **style)
+        axis.errorbar(
+            list(known), means, abs(ends - means), color=color, label=arm["name"], marker="o", markersize=3, **style
+        )
     axis.set_xticks(range(len(claim["points"])), [f"{point:g}" for point in claim["points"]])
     axis.set(
         title=f"{claim['paper']}, {_named(claim)[0].lower()}{_named(claim)[1:]}",
