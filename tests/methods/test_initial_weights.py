@@ -1,0 +1,39 @@
+"""New layers start as in the released codes, which no recorded case shows: it begins with weights of its own."""
+
+import pytest
+from torch import nn
+
+from tvr_lightning.layers.patch_selector import PatchScores
+from tvr_lightning.layers.temporal import TemporalTransformer
+from tvr_lightning.methods.clip4clip import CrossEncoder
+from tvr_lightning.methods.dpdv.model import DPDVHead
+from tvr_lightning.methods.dpdv.options import DPDVOptions
+from tvr_lightning.methods.drl import token_weights
+from tvr_lightning.methods.gare.model import IncrementNetwork
+
+D = 128
+BLOCKS = "resblocks"  # start from those of CLIP
+
+
+@pytest.mark.parametrize(
+    ("module", "deviation"),
+    [
+        (CrossEncoder(D, layers=1), 0.02),
+        (IncrementNetwork(D), 0.02),
+        (token_weights(D, 3), 0.02),
+        (DPDVHead(D, 8, 4, DPDVOptions()), 0.02),
+        (PatchScores(D), 0.02),
+        (TemporalTransformer(D, layers=1), 0.01),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_new_layers_have_the_released_deviation_and_no_bias(module, deviation):
+    layers = {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | nn.Embedding) and BLOCKS not in name
+    }
+    assert layers
+    for layer in layers.values():
+        assert layer.weight.std().item() == pytest.approx(deviation, rel=0.3)
+        assert getattr(layer, "bias", None) is None or not layer.bias.any()
