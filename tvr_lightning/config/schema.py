@@ -33,7 +33,7 @@ def cached_schema() -> dict[str, Any] | None:
         cached = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # none yet, or no home folder
         return None
-    return cached["schema"] if cached["sources"] == _sources() else None
+    return cached["schema"] if cached["sources"] == SOURCES else None
 
 
 def keep(schema: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def keep(schema: dict[str, Any]) -> dict[str, Any]:
 
     with contextlib.suppress(OSError, RuntimeError):  # without a cache, mistakes are found later, by the parser
         _file().parent.mkdir(parents=True, exist_ok=True)
-        write_whole(_file(), json.dumps({"sources": _sources(), "schema": schema}).encode())
+        write_whole(_file(), json.dumps({"sources": SOURCES, "schema": schema}).encode())
     return schema
 
 
@@ -91,3 +91,7 @@ def _sources() -> str:
 
     state = [(str(path), path.stat().st_mtime_ns) for path in sorted(PACKAGE.rglob("*.py"))]
     return hashlib.sha256(repr((state, version("lightning"), version("jsonargparse"))).encode()).hexdigest()
+
+
+SOURCES = _sources()
+"""State of the sources when they were imported, since a running process may outlive an update of the package."""
