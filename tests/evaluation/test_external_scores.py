@@ -193,6 +193,8 @@ def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
     np.save("better.npy", better.numpy())
     assert main(["evaluate", "single.npy", "better.npy", IDS["single"], "--metrics=mrr"]) == 0
     assert "better against single, t2v R@1: +" in capsys.readouterr().out
+    table = pd.read_csv("runs/evaluated/report/tables/single-differences.csv")
+    assert list(table["title"].unique()) == ["single test, texts of single.csv: 60 pairs; training unknown"]
     runs = [folder / f"runs/evaluated/{name}-single/version_0/results.json" for name in ("single", "better")]
     tables = [json.loads(path.read_text()) for path in runs]
     rows = differences("single").loc["better", "single", "t2v"]

@@ -242,13 +242,14 @@ def test_bad_options_and_missing_inputs_are_refused(build, message):
         build()
 
 
+@pytest.mark.parametrize("videos", [2, 20])
 @pytest.mark.parametrize("direction", ["text-to-video", "video-to-text"])
 @pytest.mark.parametrize("normalizer", [DualSoftmax(10.0), QueryBankNorm(), SinkhornBias(0.1)])
-def test_each_half_of_the_queries_is_ranked_with_the_other_half_as_bank(normalizer, direction):
-    video_of_text = torch.arange(20).repeat_interleave(2)[torch.randperm(40)]
-    scores = torch.rand(40, 20, generator=torch.Generator().manual_seed(0))
+def test_each_half_of_the_queries_is_ranked_with_the_other_half_as_bank(normalizer, direction, videos):
+    video_of_text = torch.arange(videos).repeat_interleave(2)[torch.randperm(2 * videos)]
+    scores = torch.rand(2 * videos, videos, generator=torch.Generator().manual_seed(0))
     scores = scores if direction == "text-to-video" else scores.T
-    halves = HalfBank(normalizer, video_of_text, 20)
+    halves = HalfBank(normalizer, video_of_text, videos)
     half = halves.halves[direction]
     assert half.float().mean() == 0.5
     if direction == "text-to-video":

@@ -306,6 +306,11 @@ def test_the_gate_uses_the_matching_caption(splits, measured):
     np.testing.assert_allclose(found["gate.weights"][0], expected, rtol=1e-4)
     assert (np.diff(found["gate.times"], axis=1) > 0).all()
     assert (found["gate.high"] - found["gate.low"]).max() > 0.01  # there is audio
+    audible = (video.audio_mask & video.frame_mask)[:, None, :]
+    weights = encoded.module.head.gate.of_video(video) + encoded.module.head.gate.of_text(text.sentence).unsqueeze(1)
+    means = (weights.sigmoid().mean(-1)[:, None, :] * audible).sum(-1) / audible.sum(-1)
+    shown = [captions.index(str(caption)) for caption in found["gate.captions"]]
+    assert shown == [int(means.nan_to_num(-1).argmax()), int(means.nan_to_num(2).argmin())]
 
 
 def test_merged_patches_are_never_split_again(splits, measured):
