@@ -160,7 +160,7 @@ def test_trackers_know_which_values_are_better():
         for _ in range(2):
             tracker.increment()
             tracker.update(improved, match)
-            improved = improved + 0.5 * one_hot(match, 60)
+            improved[torch.arange(23), match] += 0.5
         assert tracker.best_metric(return_step=True) == (tracker.compute(), 1)
     names, tracker = [*retrieval_metrics()], MetricTracker(retrieval_metrics())
     lower = [name for name, more in zip(names, tracker.maximize, strict=True) if not more]
@@ -172,8 +172,9 @@ def test_a_collection_has_both_directions_and_one_copy_of_the_scores():
     metrics = retrieval_metrics((1, 4))
     for start in range(0, 23, 5):
         metrics.update(scores[start : start + 5], match[start : start + 5])
-    assert [*map(len, metrics.compute_groups.values())] == [11]
-    states = [metric.similarity for metric in metrics.values(copy_state=False)]
+    assert sorted(map(len, metrics.compute_groups.values())) == [5, 6]
+    states = [metric.similarity for name, metric in metrics.items(copy_state=False) if not name.startswith("t2v")]
+    assert len(states) == 6
     assert all(state is states[0] for state in states)
     texts, videos = summarize(count_ranks(scores, match), (1, 4)), summarize(video_to_text_ranks(scores, match), (1, 4))
     expected = {f"t2v_{name}": value for name, value in texts.items()}

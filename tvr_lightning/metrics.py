@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Count, check
-from tvr_lightning.ranks import Ranks, raise_on_nan, text_to_video_ranks, video_to_text_ranks
+from tvr_lightning.ranks import Ranks, count_ranks, raise_on_nan, text_to_video_ranks, video_to_text_ranks
 
 Direction = Literal["text-to-video", "video-to-text"]
 
@@ -28,19 +28,19 @@ class RankMetric(Metric, ABC):
     after the class unless it overrides `name`.
 
     Args:
-        direction: Text-to-video or video-to-text. Both accumulate the scores (N, M) of all texts.
+        direction: Text-to-video, which accumulates ranks, or video-to-text, which accumulates the scores of all texts.
         kwargs: Arguments of torchmetrics, such as `compute_on_cpu` to keep these scores in main memory.
     """
 
     is_differentiable = False
     full_state_update = False
     similarity: list[Tensor]
-    match: list[Tensor]
 
     def __init__(self, direction: Direction = "text-to-video", **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": _gather, **kwargs})
         self.direction = direction
-        for state in ("similarity", "match"):
+        self.states = ("better", "tied", "starts") if direction == "text-to-video" else ("similarity", "match")
+        for state in self.states:
             self.add_state(state, default=[], dist_reduce_fx="cat")
         self.set_dtype(torch.int64)  # of the empty states of a process without queries, which must not change others
         check(self)
@@ -72,25 +72,35 @@ class RankMetric(Metric, ABC):
         similarity = similarity.detach()
         match = match.to(similarity.device)
         _check_inputs(similarity, match)
-        if len(self.similarity) and self.similarity[0].shape[1:] != similarity.shape[1:]:
-            raise UserError(
-                f"similarity has {similarity.shape[1]} columns, but that of earlier texts has "
-                f"{self.similarity[0].shape[1]}. Pass the scores of each text against all videos."
-            )
-        self.similarity.append(similarity.to(self.device))
-        self.match.append(match.to(self.device, match.dtype if match.dtype == torch.bool else torch.int64))
+        match = match if match.dtype == torch.bool else match.long()
+        if self.direction == "text-to-video":
+            ranks = count_ranks(similarity, match)
+            starts = ranks.index.diff(prepend=ranks.index.new_tensor([-1])) > 0  # at the first match of each text
+            found: tuple[Tensor, ...] = (ranks.better, ranks.tied, starts)
+        else:
+            found = (similarity, match)
+            if len(self.similarity) and self.similarity[0].shape[1:] != similarity.shape[1:]:
+                raise UserError(
+                    f"similarity has {similarity.shape[1]} columns, but that of earlier texts has "
+                    f"{self.similarity[0].shape[1]}. Pass the scores of each text against all videos."
+                )
+        for state, values in zip(self.states, found, strict=True):
+            getattr(self, state).append(values.to(self.device))
 
     def compute(self) -> Tensor:
         """Return the metric, NaN without queries."""
-        if not len(self.similarity):
+        states = [getattr(self, state) for state in self.states]
+        if not len(states[0]):
             return torch.tensor(float("nan"), device=self.device)
-        match = dim_zero_cat(self.match)
-        return self.of_scores(dim_zero_cat(self.similarity), match.bool() if match.ndim == 2 else match)
+        if self.direction == "text-to-video":
+            better, tied, starts = map(dim_zero_cat, states)
+            return self.of(Ranks(better, tied, starts.cumsum(0)))
+        similarity, match = map(dim_zero_cat, states)
+        return self.of_scores(similarity, match.bool() if match.ndim == 2 else match)
 
     def of_scores(self, similarity: Tensor, match: Tensor) -> Tensor:
-        """Return the metric for the scores (N, M) of all texts and their matches (N,) or (N, M), a scalar."""
-        rank = text_to_video_ranks if self.direction == "text-to-video" else video_to_text_ranks
-        return self.of(rank(similarity, match))
+        """Return the metric of video-to-text retrieval for the scores (N, M) of all texts, a scalar."""
+        return self.of(video_to_text_ranks(similarity, match))
 
 
 def _gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
