@@ -15,13 +15,14 @@ import huggingface_hub
 import torch
 import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tvr_lightning.config.checkpoint_options import TrainedOptions
 from tvr_lightning.config.roles import option_roles
 from tvr_lightning.data.importing.hub import REPOSITORIES
+from tvr_lightning.encoders.hub import probe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.audit_result import NOT_AUDITED, AuditResult
 from tvr_lightning.evaluation.weights import Weights, weights_of
@@ -98,6 +99,14 @@ def from_hub(name: str) -> Iterator[Path]:
     endpoint = os.environ.get("HF_ENDPOINT", huggingface_hub.constants.ENDPOINT)
     fetch = partial(huggingface_hub.hf_hub_download, repository, revision=revision or None, endpoint=endpoint)
     with _explained(name, f"looked for it on {endpoint} and in {huggingface_hub.constants.HF_HUB_CACHE}"):
+        try:
+            probe(endpoint)
+        except OSError as unreachable:
+            try:
+                fetch(WEIGHTS, local_files_only=True)
+            except LocalEntryNotFoundError:
+                raise unreachable from None
+            fetch = partial(fetch, local_files_only=True)
         config = fetch(CONFIG)
         weights = fetch(WEIGHTS)
     try:
