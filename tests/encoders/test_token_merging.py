@@ -162,6 +162,7 @@ def test_every_method_trains_on_merged_tokens(title):
         ),
         (lambda: ClipEncoder("RN50", None, token_merging=TempMe()), "needs a CLIP vision transformer .* RN50 has none"),
         (lambda: TinyClipEncoder(64, 32, vision_layers=2, token_merging=TempMe()), "names block 10"),
+        (lambda: encoder().encode_video(video(6)), "merges the tokens of 4 frames, but the videos have 6"),
         (lambda: encoder().encode_video(video(), patches=True), "tiny gives no patches"),
         (lambda: CLIP4Clip(encoder(), frames=12), "needs 4 frames per video, but frames is 12"),
     ],

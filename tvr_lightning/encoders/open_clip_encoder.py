@@ -182,6 +182,11 @@ class OpenClipEncoder(Encoder):
                 f"{self.image_size}). Set the data's image_size to the encoder's."
             )
         if self.token_merging is not None:
+            if pixels.shape[1] != self.fixed_frames:
+                raise UserError(
+                    f"encoder.token_merging merges the tokens of {self.fixed_frames} frames, but the videos have "
+                    f"{pixels.shape[1]}. Set data.init_args.frames to {self.fixed_frames}."
+                )
             return VideoFeatures(encode_frames(self.clip.visual, pixels), frame_mask.bool()).float()
         if self.patch_shift is not None:
             self.patch_shift.frames = pixels.shape[1]
