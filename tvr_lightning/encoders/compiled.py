@@ -1,11 +1,15 @@
 """Compile the blocks of transformers with torch.compile."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from tvr_lightning.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 BLOCKS = ("resblocks", "blocks", "layers", "layer", "block")  # lists of blocks in open_clip, timm and transformers
 
@@ -14,14 +18,15 @@ def compile_blocks(towers: Iterable[nn.Module]) -> None:
     """Compile every block of the towers' transformers in place; parameter names stay the same.
 
     Blocks are compiled separately: they share one compiled graph, and gradient checkpointing and FSDP2 wrap blocks
-    too. The first batch triggers compilation. If it fails, for example because there is no compiler, torch logs a
-    warning and the blocks run uncompiled.
+    too. The first batch triggers compilation. If it fails, for example because there is no compiler, a warning is
+    logged and the blocks run uncompiled.
     """
-    torch._dynamo.config.suppress_errors = True
+    compiled = _compiler()
     for tower in towers:
         blocks = blocks_of(tower)
         for block in blocks:
-            block.compile()
+            # Same attribute as nn.Module.compile, which would let the compiler's error end the run.
+            block._compiled_call_impl = compiled(block._call_impl)
         if not blocks:
             raise UserError(
                 f"compile_towers: {type(tower).__name__} is not a transformer. Set compile_towers to false."
@@ -36,3 +41,26 @@ def blocks_of(tower: nn.Module) -> list[nn.Module]:
         if is_list and not name.startswith(tuple(lists)):  # not a list inside a block
             lists[f"{name}."] = part
     return [block for part in lists.values() for block in part.children()]
+
+
+def _compiler() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a torch.compile whose functions all run uncompiled after the first failure."""
+    failed = False
+
+    def compiled(plain: Callable[..., Any]) -> Callable[..., Any]:
+        fast = torch.compile(plain)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal failed
+            if not failed:
+                try:
+                    return fast(*arguments, **named)
+                except torch._dynamo.exc.TorchDynamoException as error:  # raised before any code of the block has run
+                    failed = True
+                    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+                    logger.warning("compile_towers: torch.compile failed (%s); the towers run uncompiled", reason)
+            return plain(*arguments, **named)
+
+        return call
+
+    return compiled
