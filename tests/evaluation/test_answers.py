@@ -44,11 +44,12 @@ def test_omitted_questions_are_counted_printed_and_written(tmp_path):
     assert (found.accuracy, found.majority) == (50.0, 25.0)
     assert found.answerable == pytest.approx(200 / 3)
     assert (found.questions, found.asked, found.unknown_answers, found.without_video) == (4, 7, 1, 2)
-    made = results(found, trained_on="MSR-VTT", skipped=["a.mp4: broken"])
+    made = results(found, trained_on="MSR-VTT", skipped=["clip [x].mp4: broken"], method="Answers [all]")
     said = printed(made)
     for part in (
         "50.0", "4 of 7 questions", "1 questions have an answer that is not in the training data",
-        "2 questions are omitted", "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "a.mp4: broken",
+        "2 questions are omitted", "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "clip [x].mp4: broken",
+        "Answers [all]",
     ):  # fmt: skip
         assert part in said
     json_path, csv_path = write_results(made, tmp_path)

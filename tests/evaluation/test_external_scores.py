@@ -381,6 +381,17 @@ def test_a_table_of_texts_gives_the_order_of_rows_and_columns(folder, case, msrv
     assert list(alone["query"]) == [f"a text of {row}" for row in range(count)]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_trec_run_names_texts_by_numeric_ids_and_videos_by_any_word(folder, first):
+    names = ["null", "NA", "nan"]
+    rows = [f"{text + first},{video}" for text, video in enumerate(names)]
+    Path("named.csv").write_text("\n".join(["text_id,video_id", *rows]))
+    lines = [f"{text + first} Q0 {video} 1 1.0 None" for text, video in enumerate(names)]
+    Path("named.trec").write_text("\n".join(lines))
+    assert evaluated("named.trec", "--ids=named.csv")["text_to_video"]["R@1"] == 100.0
+    assert main(["evaluate", "named.trec", "--ids=single.csv"]) == 2
+
+
 def test_texts_of_several_captions_are_found_by_their_words(folder, synthetic):
     root = synthetic("msvd")
     split = MSVD(root=str(root)).read_split("test")

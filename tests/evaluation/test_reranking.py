@@ -203,6 +203,9 @@ def test_a_cross_encoder_sees_the_frames_and_the_caption(reranker, clips):
     assert abs(part[0] - float(scores[0, 0])) > 1e-4
     assert found.settings() != batched.settings() or batched.batch_size == 2
     assert CrossEncoderReranker(str(reranker), frames=6).settings() != found.settings()
+    before = found.settings()
+    (reranker / "template.jinja").write_text("{{ messages }}")
+    assert found.settings() != before
 
 
 def test_models_that_cannot_rerank_videos_are_refused_before_they_are_loaded(reranker, tmp_path):

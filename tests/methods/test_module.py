@@ -14,7 +14,7 @@ from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.temperature import Temperature
 from tvr_lightning.methods import GARE, NCL, TCMGC, CLIP4Clip
-from tvr_lightning.metrics import RetrievalRecall
+from tvr_lightning.metrics import RecallSum, RetrievalRecall
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 
@@ -87,7 +87,7 @@ def test_hyperparameters_are_plain_values_without_a_copy_of_the_encoder(monkeypa
         ("recall", [[], [0, 1], [5, 1], [1, 1]]),
         ("memory_gib", [0.0]),
         ("top_k", [0]),
-        ("metrics", [[RetrievalRecall(3), RetrievalRecall(3)], [RetrievalRecall(3, "video-to-text")]]),
+        ("metrics", [[RetrievalRecall(3)] * 2, [RecallSum([3])], [RetrievalRecall(3, "video-to-text")]]),
     ],
 )
 def test_evaluation_options_out_of_range_are_refused(option, values):

@@ -284,9 +284,9 @@ def report_audit(method: RetrievalModule, audit: Audit) -> int:
         seeing = " and ".join(direction for direction, moved in audit.transductive.items() if moved)
         uses = f"uses the whole set of test queries ({seeing})" if seeing else "uses no other test query"
         declared = "" if normalizer.transductive else "not "
-        console.print(f"{normalizer.name} {uses}; it is {declared}declared to do so.", highlight=False)
+        console.print(f"{normalizer.name} {uses}; it is {declared}declared to do so.", markup=False, highlight=False)
     verdict = "No leakage: scores depend only on the text and the video"
     if audit.leaks:
         verdict = "LEAKAGE: the score depends on more than the text and the video"
-    console.print(f"{verdict}; {effect}.", highlight=False)
+    console.print(f"{verdict}; {effect}.", markup=False, highlight=False)
     return int(audit.leaks)

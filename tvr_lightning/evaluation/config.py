@@ -8,7 +8,7 @@ import torch
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Normalizer
-from tvr_lightning.metrics import RankMetric
+from tvr_lightning.metrics import RankMetric, direction_metrics
 from tvr_lightning.option_types import Count, Options, Positive, Range, Role
 
 GIB = 2**30
@@ -76,8 +76,8 @@ class EvaluationConfig(Options):
             raise UserError(
                 f"evaluation.recall is {self.recall}; it must be ascending numbers of at least 1, such as [1, 5, 10]"
             )
-        names = [metric.name for metric in self.metrics]
+        names = [metric.name for metric in (*direction_metrics(self.recall), *self.metrics)]
         if len(set(names)) < len(names):
-            raise UserError(f"evaluation.metrics has several metrics with one name ({', '.join(names)}). Rename one.")
+            raise UserError(f"evaluation has several metrics with one name ({', '.join(names)}). Remove or rename one.")
         if any(metric.direction != "text-to-video" for metric in self.metrics):
             raise UserError("evaluation.metrics are computed in both directions. Remove `direction` from them.")

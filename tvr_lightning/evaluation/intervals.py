@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ class QueryValues:
         kinds: tuple[QueryKind, ...] = (direction,)
         if metric in ("SumR", "accuracy"):
             kinds = ("text_to_video", "video_to_text") if metric == "SumR" else ("question",)
-        names = [name for name in columns if name.startswith("R@")] if metric in ("RSum", "SumR") else [metric]
+        summed = takewhile("RSum".__ne__, columns)  # further metrics come after the sum
+        names = [name for name in summed if name.startswith("R@")] if metric in ("RSum", "SumR") else [metric]
         ranks, videos = zip(*map(ranks_of, kinds), strict=True)
         video = torch.cat(videos)
         start = 0.0

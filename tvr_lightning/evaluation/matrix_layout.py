@@ -22,7 +22,7 @@ class MatrixLayout:
         split: The N texts and M videos, in the order of the results.
         where: Name of the rows and columns in messages.
         names: IDs of the videos in the columns.
-        keys: Row of each ID of a text: its number from 0, and its ID if the table has one.
+        keys: Row of each name of a text: its number from 0, and its ID if the table has one.
         rows: Row of each text of the split, (N,) int64.
         columns: Column of each video of the split, (M,) int64.
         left_out: Number of texts of the dataset that the table does not list.
@@ -71,7 +71,7 @@ def read_layout(file: Path, known: Split | None = None, where: str = "") -> Matr
         raise malformed(file, "header", message, f"name it {', '.join(VIDEO_COLUMNS[:-1])}, or {VIDEO_COLUMNS[-1]}")
     places: dict[str, int] = {}
     texts = []
-    keys = {str(row): row for row in range(len(records))}
+    keys: dict[str, int] = {}
     for row, (entry, record) in enumerate(records):
         given = record.get(video_column)
         video = "" if given is None else str(given).strip()
@@ -83,7 +83,9 @@ def read_layout(file: Path, known: Split | None = None, where: str = "") -> Matr
         texts.append(TextRecord(text or f"text {row}", places.setdefault(video, len(places))))
     split = Split("test", f"texts of {file.name}", [VideoRecord(name, Path()) for name in places], texts)
     layout = layout_of(split, file.name)
-    layout.keys = keys
+    # Row numbers are names too, unless they are the IDs of other rows.
+    numbered = all(layout.keys.get(key, row) == row for key, row in keys.items())
+    layout.keys = layout.keys | keys if numbered else keys
     return layout if known is None else _in_split(layout, [entry for entry, _ in records], file, known, where)
 
 

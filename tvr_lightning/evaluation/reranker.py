@@ -156,7 +156,7 @@ class CrossEncoderReranker(Reranker):
 
     @override
     def settings(self) -> dict[str, Any]:
-        files = [path for path in sorted(self.folder.rglob("*")) if path.suffix in (".json", ".safetensors", ".bin")]
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]  # also code and templates
         return {
             "name": self.name,
             "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 from typing_extensions import override
@@ -198,8 +199,8 @@ def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tens
 
 def print_results(results: RunResults, console: Console | None = None) -> None:
     """Print the results table, followed by notes on protocol, weights, skipped files and warnings."""
-    console = console or Console()
-    table = Table(title=f"{results.method} on {results.dataset} ({results.protocol})")
+    console = console or Console(emoji=False)
+    table = Table(title=escape(f"{results.method} on {results.dataset} ({results.protocol})"))
     columns = results.table()
     for name in columns:
         table.add_column(name, justify="left" if name == "direction" else "right")
@@ -207,7 +208,7 @@ def print_results(results: RunResults, console: Console | None = None) -> None:
         table.add_row(*row)
     console.print(table)
     for line in captions(results):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def captions(results: RunResults) -> list[str]:

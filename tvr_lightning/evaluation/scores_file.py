@@ -148,8 +148,10 @@ def _read_trec(path: Path, layout: MatrixLayout) -> pd.DataFrame:
     """Return the lines `text Q0 video rank score tag` of a run; texts are named by their rows or IDs."""
     columns = ["text_index", "Q0", "video_id", "rank", "score", "tag", "more"]
     kinds = dict.fromkeys(columns, str) | {"score": float}
+    missing = {"score": ["", "nan", "NaN"], "tag": [""], "more": [""]}  # texts and videos may be named null
     try:
-        table = pd.read_csv(path, sep=r"\s+", names=columns, dtype=kinds, quoting=csv.QUOTE_NONE)
+        options: Any = {"quoting": csv.QUOTE_NONE, "keep_default_na": False, "na_values": missing}
+        table = pd.read_csv(path, sep=r"\s+", names=columns, dtype=kinds, **options)
         wrong = (table["tag"].isna() | table["more"].notna()).to_numpy()
         if wrong.any():
             raise ValueError(f"line {int(wrong.argmax()) + 1} does not have 6 fields")
@@ -166,12 +168,13 @@ def _matrix_of_pairs(path: Path, table: pd.DataFrame, layout: MatrixLayout) -> T
     if table["score"].dtype.kind not in "fiu":
         raise UserError(f"{path}: the column score contains other values than numbers. Write one number per pair.")
     ids: dict[str, list[Any]] = {"text_index": [*range(len(layout.rows))], "video_id": [*layout.names]}
+    names = {"text_index": next(iter(layout.keys)), "video_id": layout.names[0]}
     for column, known in ids.items():
         unknown = ~table[column].isin(known)
         if unknown.any():
             row = int(unknown.to_numpy().argmax())
             entry = f"row {row}: {column.partition('_')[0]} {table[column].tolist()[row]!r} is not in {layout.where}"
-            raise UserError(f"{path}: {entry}. Use its values of {column}, such as {known[0]!r}.")
+            raise UserError(f"{path}: {entry}. Use its values of {column}, such as {names[column]}.")
     twice = table.duplicated(["text_index", "video_id"])
     if twice.any():
         row = int(twice.to_numpy().argmax())

@@ -18,6 +18,7 @@ from tvr_lightning.data.records import Split, TextRecord, VideoRecord
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.results import results_of, write_results
+from tvr_lightning.metrics import RetrievalRecall
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
@@ -57,7 +58,7 @@ def folder_of_scores(folder, scores):
     videos = [VideoRecord(f"v{index}", Path()) for index in range(queries)]
     split = Split("test", "pairs", videos, [TextRecord(f"text {index}", index) for index in range(queries)])
     truth = GroundTruth(torch.arange(queries), queries, "Toy", "test", "pairs")
-    evaluation, _ = evaluate_scores(torch.from_numpy(scores), truth)
+    evaluation, _ = evaluate_scores(torch.from_numpy(scores), truth, more=[RetrievalRecall(50)])
     options = {"select_on": None, "checkpoint": None, "skipped": [], "config": {}, "precision": "", "seed": None}
     write_results(results_of(evaluation, method="Toy", **options), folder)
     write_query_ranks(folder, evaluation, split, truth.video_of_text)
@@ -84,6 +85,7 @@ def test_ties_count_equally_in_results_stored_ranks_and_intervals(tmp_path):
     run, evaluation = folder_of_scores(tmp_path / "tied", scores)
     external, stored = evaluation.intervals, measure([run], "text_to_video", "SumR").interval
     assert external["both directions"]["SumR"] == {"low": stored.low, "high": stored.high}
+    assert stored.estimate == pytest.approx(evaluation.sum_of_recalls), "further recalls are not in the sum"
     for direction, matrix in (("text_to_video", scores), ("video_to_text", scores.T)):
         for metric in ("R@1", "R@5", "MnR"):
             found, values = measure([run], direction, metric), tied_values(matrix, metric)
