@@ -98,6 +98,19 @@ def test_ties_count_equally_in_results_stored_ranks_and_intervals(tmp_path):
         measure(read_runs(tmp_path / "tied"), "text_to_video", "R@1")
 
 
+def test_runs_in_folders_of_similar_names_have_their_own_pages(tmp_path):
+    for folder, shift in (("a/b", 0), ("a-b", 1)):
+        folder_of_scores(tmp_path / folder, np.roll(np.eye(20), shift, axis=0))
+    runs = read_runs(tmp_path)
+    assert len({run.key for run in runs}) == 2
+    assert measure(runs, "text_to_video", "R@1").interval is not None
+    runs[1].data = "another test set"
+    assert measure(runs, "text_to_video", "R@1").interval is None
+    assert main(["report", str(tmp_path), "--tables_only"]) == 0
+    for run in runs:
+        assert f"<td>{run.card.metrics('text_to_video')['R@1']:.1f} " in page_of(tmp_path, run)
+
+
 def test_logging_the_geometry_of_increments_does_not_change_the_training(finished, run, root, tmp_path):
     recipes = (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
     options = [f"--data.init_args.root={root}", f"--results.directory={tmp_path}", "--trainer.log_every_n_steps=0"]

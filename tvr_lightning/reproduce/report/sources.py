@@ -102,7 +102,9 @@ def read_runs(directory: Path) -> list[ReportedRun]:
             f"{directory}` or with `tvr fit --results.directory {directory}`."
         )
     claimed: dict[tuple[str, int | None], ReportedRun] = {}
-    for run in runs:
+    for place, run in enumerate(runs):
+        if run.key in {other.key for other in runs[:place]}:  # as of the folders a/b and a-b
+            run.key = f"{run.key}-{place}"
         for claim in run.claims:
             if (other := claimed.setdefault((claim, run.seed), run)) is not run:
                 raise UserError(

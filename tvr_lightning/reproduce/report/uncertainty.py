@@ -53,7 +53,7 @@ def compare_runs(
     runs = [*first, *second]
     if metric == "MdR" or any(math.isnan(run.value(direction, metric)) for run in runs):
         return None
-    if len({run.data for run in runs}) > 1 or (queries := _query_values(runs, direction, metric)) is None:
+    if (queries := _query_values(runs, direction, metric)) is None:
         return None
     values = torch.stack([own.scale * own.values * own.weight for own in queries])
     difference = values[len(first) :].mean(0) - values[: len(first)].mean(0)
@@ -62,7 +62,7 @@ def compare_runs(
 
 def _query_values(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) -> list[QueryValues] | None:
     """Return the values per query of each run; None if the ranks of one are missing or the queries differ."""
-    if not all(run.ranks.is_file() for run in runs):
+    if len({run.data for run in runs}) > 1 or not all(run.ranks.is_file() for run in runs):
         return None
     columns = runs[0].card.metrics(direction)
     found = [QueryValues.of(partial(read_ranks, run), direction, metric, columns) for run in runs]
