@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tvr_lightning._torchvision import TorchvisionFinder
 
 if TYPE_CHECKING:
-    from tvr_lightning.api.export import export
+    from tvr_lightning.api.export import export, merge
     from tvr_lightning.api.hub import push_to_hub
-    from tvr_lightning.api.merge import merge
     from tvr_lightning.api.model import load, zero_shot
 
 if "torchvision" not in sys.modules:
@@ -31,7 +30,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "export": "tvr_lightning.api.export",
     "load": "tvr_lightning.api.model",
-    "merge": "tvr_lightning.api.merge",
+    "merge": "tvr_lightning.api.export",
     "push_to_hub": "tvr_lightning.api.hub",
     "zero_shot": "tvr_lightning.api.model",
 }

@@ -9,8 +9,7 @@ from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Context, normalize_scores
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.sources import TransposedSource
-from tvr_lightning.evaluation.streamed_ranks import streamed_ranks
+from tvr_lightning.evaluation.sources import TransposedSource, streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs, nearest
 from tvr_lightning.features import Scores, VideoFeatures
 from tvr_lightning.metrics import direction_metrics

@@ -1,4 +1,7 @@
-"""Export to ONNX: both encoders of a method, and its head if scores need more than one vector per side."""
+"""Export to ONNX: both encoders of a method, and its head if scores need more than one vector per side.
+
+Also export of the encoder as an open_clip checkpoint.
+"""
 
 import dataclasses
 import json
@@ -18,13 +21,14 @@ from typing_extensions import override
 from tvr_lightning.api.model import Model, load, zero_shot
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
-from tvr_lightning.encoders.tuning import merge_lora
+from tvr_lightning.encoders.tuning import AdapterLayers, merge_lora
 from tvr_lightning.errors import UserError, optional
 from tvr_lightning.features import FeatureBatch, TextFeatures, VideoFeatures
 from tvr_lightning.files import TEMPORARY, explain_write_errors
 from tvr_lightning.layers.cosine import unit
 from tvr_lightning.layers.stochastic import trial_draws
 from tvr_lightning.methods.base import RetrievalModule
+from tvr_lightning.training.checkpoints import check_target, write_checkpoint
 
 OPSET = 18  # version of ONNX's operators, the oldest that torch's exporter supports
 TOLERANCE = 1e-4  # relative to the largest value of a tensor if that is above 1
@@ -144,6 +148,34 @@ def export(
         (made / "example.py").write_bytes(EXAMPLE.read_bytes())
         made.rename(out)
     return lines
+
+
+def merge(checkpoint: str | Path, out: str | Path, trust: Sequence[str] = ()) -> None:
+    """Write the encoder of a trained method, with the changes of LoRA, as a file for open_clip's `load_checkpoint`.
+
+    Args:
+        checkpoint: Checkpoint or `hf:user/name`, as for `load`.
+        out: File to write.
+        trust: Modules whose classes the checkpoint may name, as for `load`.
+
+    Raises:
+        UserError: `out` is the checkpoint, the encoder is not an open_clip model, or its layers are not open_clip's.
+    """
+    check_target(Path(out), Path(checkpoint))
+    module = load(checkpoint, trust=trust).module
+    encoder = module.encoder
+    if not isinstance(encoder, OpenClipEncoder) or isinstance(encoder.clip, open_clip.CoCa):
+        raise UserError(f"{checkpoint}: open_clip cannot load {type(encoder).__name__}, or needs CoCa's text decoder.")
+    added = any(isinstance(part, AdapterLayers) for part in encoder.modules())
+    if added or encoder.patch_shift is not None or encoder.token_merging is not None:
+        raise UserError(
+            f"{checkpoint}: open_clip has no model with adapters, patch_shift, or token_merging. Tune with LoRA."
+        )
+    merge_lora(encoder)
+    state = {**encoder.clip.state_dict(), "logit_scale": module.temperature.logit_scale.detach().reshape(())}
+    if bias := encoder.initial_logit_bias():
+        state["logit_bias"] = torch.tensor(bias)
+    write_checkpoint(state, Path(out))
 
 
 def obstacle(method: RetrievalModule) -> str:

@@ -18,8 +18,7 @@ from tvr_lightning.evaluation.balance import Balance, balance
 from tvr_lightning.evaluation.intervals import metric_intervals
 from tvr_lightning.evaluation.normalization import Bank, Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
-from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, TransposedSource
-from tvr_lightning.evaluation.streamed_ranks import streamed_ranks
+from tvr_lightning.evaluation.sources import AdjustedSource, ProcessShare, ScoreSource, TransposedSource, streamed_ranks
 from tvr_lightning.evaluation.two_stage import TwoStage, UnscoredPairs
 from tvr_lightning.features import IndexedFeatures, TextFeatures, VideoFeatures, first_of_each
 from tvr_lightning.metrics import Direction, RankMetric, direction_metrics

@@ -12,8 +12,7 @@ from typing_extensions import override
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.normalization import Context, Normalizer
 from tvr_lightning.evaluation.pair_scores import PairScores
-from tvr_lightning.evaluation.reranker import Reranker
-from tvr_lightning.evaluation.reranking import RerankedPairs, rerank
+from tvr_lightning.evaluation.reranker import RerankedPairs, Reranker, rerank
 from tvr_lightning.evaluation.sources import Adjustment, Block, ScoreSource, TransposedSource
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.layers.cosine import unit
