@@ -8,9 +8,8 @@ from authors.stand_ins import CASES, stand_in, with_agent
 from parity.case import load_case
 
 import tvr_lightning
-from tvr_lightning.authors.convert import convert, encoder_section
+from tvr_lightning.authors.convert import clip_configuration, convert, encoder_section
 from tvr_lightning.authors.families import FAMILIES
-from tvr_lightning.authors.importer import clip_configuration
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import MissingWeightsError, WhisperEncoder
 from tvr_lightning.encoders.clip import build_model

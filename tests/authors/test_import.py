@@ -9,8 +9,8 @@ from encoders.openai_state import openai_encoder
 from parity.case import load_case
 from safetensors.torch import save_file
 
+from tvr_lightning.authors.convert import family_of, import_checkpoint, similarity_header
 from tvr_lightning.authors.families import FAMILIES, fitting_keep_rate
-from tvr_lightning.authors.importer import family_of, import_checkpoint, similarity_header
 from tvr_lightning.authors.names import replace_prefix, with_openai_names
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import TinyWhisperEncoder

@@ -9,7 +9,7 @@ import torch
 from authors.stand_ins import FAMILIES, D, of_vit_b_32, stand_in
 
 import tvr_lightning
-from tvr_lightning.authors.importer import import_checkpoint
+from tvr_lightning.authors.convert import import_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import SYNTHETIC

@@ -4,7 +4,7 @@ import pytest
 import torch
 from parity.case import load_case
 
-from tvr_lightning.authors.importer import import_checkpoint
+from tvr_lightning.authors.convert import import_checkpoint
 from tvr_lightning.errors import UserError
 
 

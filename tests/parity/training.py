@@ -7,8 +7,8 @@ import open_clip
 import torch
 from torch import nn
 
+from tvr_lightning.authors.convert import clip_configuration, import_checkpoint, similarity_header
 from tvr_lightning.authors.families import FAMILIES
-from tvr_lightning.authors.importer import clip_configuration, import_checkpoint, similarity_header
 from tvr_lightning.authors.names import load, replace_prefix, with_openai_names
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.batch import AudioInput, Media, PairBatch, TextBatch, Tokens, VideoBatch

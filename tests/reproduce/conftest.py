@@ -9,7 +9,7 @@ from run_cards import RECIPES, plan_of
 from tvr_lightning.cli.tables import report
 from tvr_lightning.reproduce.runs.runner import run_plan
 
-RESAMPLES = "tvr_lightning.reproduce.report.uncertainty.RESAMPLES"
+RESAMPLES = "tvr_lightning.reproduce.report.sources.RESAMPLES"
 TINY = """
 trainer: {max_epochs: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, image_size: 32, vision_layers: 1}}}}

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tvr_lightning.authors.importer import fixed_sizes
+from tvr_lightning.authors.convert import fixed_sizes
 from tvr_lightning.authors.names import PREDICTOR, UCOFIA, load
 from tvr_lightning.features import TextFeatures, VideoFeatures
 from tvr_lightning.layers.aggregation import ISA

@@ -6,7 +6,7 @@ Scores (N, M) have the factor exp(logit_scale), except GARE's cosines.
 import torch
 from parity.compute.features import encode_case, first_pairs
 
-from tvr_lightning.authors.importer import import_checkpoint
+from tvr_lightning.authors.convert import import_checkpoint
 from tvr_lightning.layers.aggregation import ISA
 from tvr_lightning.methods.gare.model import directional_diversity, norm_variance, relaxed_bottleneck
 from tvr_lightning.methods.gare.options import Bottleneck, GAREOptions, LogMeanExp, TextPooling, Variance

@@ -12,8 +12,7 @@ from run_cards import RECIPES, keys_of, make_card, plan_of
 
 from tvr_lightning.evaluation.rank_table import write_ranks
 from tvr_lightning.ranks import Ranks
-from tvr_lightning.reproduce.report.leaderboard import leaderboards
-from tvr_lightning.reproduce.report.site import Site, views_of
+from tvr_lightning.reproduce.report.site import Site, leaderboards, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
 
 RUNS = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc", "tc-mgc-b16"), "gaid-1": ("gaid-didemo",)}
@@ -51,7 +50,7 @@ def site_of(out, chosen):
     for run in runs:
         run.log = out / "metrics.csv"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 100)
+        patch.setattr("tvr_lightning.reproduce.report.sources.RESAMPLES", 100)
         Site(out / "report", views_of(runs, RECIPES), runs, {run.key: ARRAYS for run in runs}).write()
     return out, runs
 

@@ -14,11 +14,10 @@ from tvr_lightning.cli.tables import report as run_report
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.profile.costs import Costs, ProfileCard, read_profiles
 from tvr_lightning.reproduce.published import PRINTED, printed_figure, published_rows
-from tvr_lightning.reproduce.report import uncertainty
+from tvr_lightning.reproduce.report import sources
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.site import views_of
-from tvr_lightning.reproduce.report.sources import read_runs
-from tvr_lightning.reproduce.report.uncertainty import measure
+from tvr_lightning.reproduce.report.sources import measure, read_runs
 from tvr_lightning.reproduce.runs.card import write_record
 from tvr_lightning.reproduce.runs.runner import run_plan
 
@@ -71,7 +70,7 @@ def folder(tmp_path_factory):
     profile = ProfileCard("gare", "GARE", "ClipEncoder", {}, 16, 1000, 3, "32-true", costs, {"device": "cpu"})
     write_record(profile, folder / "profiles" / "gare.json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uncertainty, "RESAMPLES", 100)
+        patch.setattr(sources, "RESAMPLES", 100)
         run_report(folder, RECIPES, tables_only=True)
     return folder
 

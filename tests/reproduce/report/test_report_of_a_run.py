@@ -24,8 +24,7 @@ from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
-from tvr_lightning.reproduce.report.sources import read_curves, read_ranks, read_runs, run_of_card
-from tvr_lightning.reproduce.report.uncertainty import measure
+from tvr_lightning.reproduce.report.sources import measure, read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.runs.closing import write_query_ranks
 
 pytestmark = pytest.mark.usefixtures("few_resamples")

@@ -18,7 +18,7 @@ from tvr_lightning.evaluation.rank_table import read_ranks, write_ranks
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.site import Site
-from tvr_lightning.reproduce.report.sources import run_of_card
+from tvr_lightning.reproduce.report.sources import compare_runs, measure, run_of_card, smallest_difference
 from tvr_lightning.reproduce.report.table_view import (
     NOT_COMPARABLE,
     WARNINGS,
@@ -28,7 +28,6 @@ from tvr_lightning.reproduce.report.table_view import (
     view_table,
     write_tables,
 )
-from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure, smallest_difference
 from tvr_lightning.reproduce.tables import load_table
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -222,7 +221,7 @@ def test_differences_from_the_baseline_are_paired_by_query(tmp_path):
 
 
 def test_a_difference_of_five_queries_is_not_resolved(tmp_path, monkeypatch):
-    monkeypatch.setattr("tvr_lightning.reproduce.report.uncertainty.RESAMPLES", 2000)
+    monkeypatch.setattr("tvr_lightning.reproduce.report.sources.RESAMPLES", 2000)
     _, cards = view(tmp_path, {"baseline": 9.0, "gare": 9.0}, queries=200)
     (baseline,) = (card for card in cards.values() if card.name == "gare-1/baseline")
     path, kinds = tmp_path / "cards" / f"{baseline.key}.parquet", ("text_to_video", "video_to_text")

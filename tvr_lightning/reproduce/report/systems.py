@@ -14,7 +14,7 @@ from rich.markup import escape
 from tvr_lightning.evaluation.intervals import METRIC
 from tvr_lightning.evaluation.statistics import holm
 from tvr_lightning.reproduce.published import PRINTED, PublishedRow, close_to_best, printed_figure
-from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
+from tvr_lightning.reproduce.report.sources import ReportedRun, compare_runs, measure, read_ranks
 from tvr_lightning.reproduce.report.table_view import (
     COLUMNS,
     DIRECTIONS,
@@ -22,12 +22,10 @@ from tvr_lightning.reproduce.report.table_view import (
     TEXTS,
     TableView,
     legend_of,
-    measured_cell,
     notes_of_run,
     resolution,
     warnings_of,
 )
-from tvr_lightning.reproduce.report.uncertainty import compare_runs, measure
 from tvr_lightning.reproduce.tables import load_table
 
 BOTH = "t2v+v2t"
@@ -91,7 +89,7 @@ def _records(view: TableView, published: Sequence[PublishedRow]) -> Iterator[dic
             metrics |= dict.fromkeys([*own, "SumR"])
             for metric in [*own, "SumR"]:
                 if (found := measure(runs, direction, metric)) is not None:
-                    yield {**common, "metric": metric, **measured_cell(found)}
+                    yield {**common, "metric": metric, **found.cell()}
             ties = 100 * float((read_ranks(runs[0], direction)[0].tied > 1).double().mean())
             yield {**common, "metric": "tied matches %", "measured": ties, "text": f"{ties:.1f}"}
             line += 1

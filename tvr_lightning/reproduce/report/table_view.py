@@ -1,6 +1,5 @@
 """A published table next to what was measured for it, as one pandas table that every format is written from."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from tvr_lightning.evaluation.statistics import effective_queries, holm
 from tvr_lightning.files import write_whole
 from tvr_lightning.reproduce.published import CLOSE, PRINTED, PublishedRow, close_to_best, printed_figure
 from tvr_lightning.reproduce.report.drawing import shortened
-from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
-from tvr_lightning.reproduce.report.uncertainty import Measured, compare_runs, measure, smallest_difference
+from tvr_lightning.reproduce.report.sources import ReportedRun, compare_runs, measure, read_ranks, smallest_difference
 from tvr_lightning.reproduce.runs.card import CardDirection
 from tvr_lightning.reproduce.tables import TableRecipe
 
@@ -168,7 +166,7 @@ def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
                 cell["published_text"] += "~"
             belongs = row.direction in DIRECTIONS or metric == ("SumR" if row.direction else "accuracy")
             if belongs and (found := measure(own, direction, metric)) is not None:
-                cell |= measured_cell(found)
+                cell |= found.cell()
                 for base, runs in baselines.items():  # of which one ranked the same queries
                     if (compared := compare_runs(runs, own, direction, metric)) is not None:
                         d = compared.difference
@@ -185,13 +183,6 @@ def _records(table: TableRecipe, view: TableView) -> Iterator[dict[str, Any]]:
 def filled(table: pd.DataFrame) -> pd.DataFrame:
     """Return the columns of a table of texts that contain more than dashes."""
     return table.loc[:, (table != "-").any()]
-
-
-def measured_cell(found: Measured) -> dict[str, Any]:
-    """Return the columns of a measured value."""
-    low, high = (found.interval.low, found.interval.high) if found.interval else (math.nan, math.nan)
-    return {"measured": found.mean, "low": low, "high": high, "deviation": found.deviation, "seeds": found.seeds,
-            "text": str(found)}  # fmt: skip
 
 
 def is_synthetic(run: ReportedRun) -> bool:
