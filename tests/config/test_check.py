@@ -31,6 +31,7 @@ WRONG = [
     ("workers", "4", "fit has no option --workers. Did you mean --data.init_args.num_workers?"),
     (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; expected a number (above 0 and at most 1)"),
     ("data.init_args.batch_size", "0", "data.init_args.batch_size is 0; expected a whole number (at least 1)"),
+    ("data.init_args.batch_size", "[1", "data.init_args.batch_size is '[1'; expected a whole number (at least 1)"),
     ("data.init_args.max_train_videos", "0", "is 0; expected a whole number (at least 1) or null"),
 ]
 
@@ -53,6 +54,11 @@ def test_an_unknown_option_or_class_is_named_with_the_available_ones(option, val
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tvr: ")
     assert message in line
+
+
+@pytest.mark.parametrize("value", ["[2026] videos", "@home/videos", "*.mp4", "a: b: c", "2026-13-01", "!!python/x y"])
+def test_a_text_on_the_command_line_need_not_be_yaml(value):
+    assert data_from_recipe(["data/msrvtt"], [f"--data.init_args.root={value}"]).root == value
 
 
 def test_an_error_in_a_constructor_is_printed_in_one_line(msrvtt, capsys):

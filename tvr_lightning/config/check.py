@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from tvr_lightning.config.recipe_files import is_written_out, nested, read_recipe, read_yaml, split_options
+from tvr_lightning.config.recipe_files import is_written_out, nested, read_recipe, read_value, split_options
 from tvr_lightning.config.schema import cached_schema, class_name
 from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.option_types import alternatives, check_value
@@ -54,7 +54,7 @@ def sources_of(recipes: Iterable[str | Path], arguments: Sequence[str]) -> Itera
         yield Source("" if is_written_out(recipe) else f"--config {recipe}: ", read_recipe(recipe))
     for option, value in options:
         if option not in ("config", "print_config") and not option.endswith(".help"):
-            read = read_yaml(value)
+            read = read_value(value)
             yield Source("", nested(option, read if read is None or isinstance(read, dict | list) else Text(value)))
 
 
@@ -169,7 +169,7 @@ class Merger:
         if isinstance(over, list):
             if items:
                 return [self.value(where, items, None, item) for item in over]
-            over = [read_yaml(item) if isinstance(item, Text) else item for item in over]
+            over = [read_value(item) if isinstance(item, Text) else item for item in over]
         if isinstance(over, dict) and isinstance(under, list) and under:  # as in --trainer.callbacks.monitor=...
             return [*under[:-1], self.value(where, items, under[-1], over)]
         classes = {name: variant for variant in variants if (name := class_name(variant))}
@@ -185,7 +185,7 @@ class Merger:
         if classes and isinstance(over, str) and not takes_text:
             return self.section(where, classes, under, {"class_path": over})
         if isinstance(over, Text):
-            over = str(over) if self.fits(node, str(over)) else read_yaml(over)
+            over = str(over) if self.fits(node, str(over)) else read_value(over)
         check_value(where, node, over)
         return over
 

@@ -71,6 +71,16 @@ def read_yaml(text: str) -> Any:
     return yaml.load(text, _loader())
 
 
+def read_value(text: str) -> Any:
+    """Return the value of an option on a command line: YAML, or else the text itself, such as `@home/[2026] videos`."""
+    import yaml
+
+    try:
+        return read_yaml(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: not a date, such as 2026-13-01
+        return text
+
+
 @cache
 def _loader() -> Any:
     import yaml
