@@ -120,7 +120,7 @@ def _check_inputs(similarity: Tensor, match: Tensor) -> None:
             f"match is {match.dtype} of shape {tuple(match.shape)}, but similarity has shape {shape}. "
             f"Pass the column of each text's video ({shape[0]},) as integers, or a boolean matrix {shape}."
         )
-    raise_on_nan(similarity, "text", "video")
+    raise_on_nan(similarity)
     wrong = match[(match < 0) | (match >= shape[1])]
     if len(wrong) and not several:
         raise UserError(f"match contains {int(wrong[0])}, but similarity has only the columns 0 to {shape[1] - 1}.")

@@ -103,7 +103,7 @@ def count_ranks(scores: Tensor, match: Tensor) -> Ranks:
 
 def text_to_video_ranks(similarity: Tensor, match: Tensor) -> Ranks:
     """Rank each text's video in scores (N, M), as `count_ranks` does. Raise UserError if a score is NaN."""
-    raise_on_nan(similarity, "text", "video")
+    raise_on_nan(similarity)
     return count_ranks(similarity, match)
 
 
@@ -114,7 +114,7 @@ def video_to_text_ranks(similarity: Tensor, match: Tensor) -> Ranks:
     metrics.py): ranks count videos, not captions. Videos without a caption are neither queries nor competitors. With a
     boolean `match` (N, M), ranks count captions. Raises UserError if a score is NaN.
     """
-    raise_on_nan(similarity, "text", "video")
+    raise_on_nan(similarity)
     if match.dtype == torch.bool:
         return count_ranks(similarity.T, match.T)
     videos, group = torch.unique(match, return_inverse=True)
@@ -124,13 +124,13 @@ def video_to_text_ranks(similarity: Tensor, match: Tensor) -> Ranks:
     return Ranks(ranks.better, ranks.tied, videos)
 
 
-def raise_on_nan(scores: Tensor, row: str, column: str) -> None:
-    """Raise UserError if scores (Q, G) are NaN, which would rank best, since comparisons with NaN are false."""
+def raise_on_nan(scores: Tensor) -> None:
+    """Raise UserError if scores (N, M) are NaN, which would rank best, since comparisons with NaN are false."""
     nan = torch.isnan(scores)
     if nan.any():
         first = nan.nonzero()[0].tolist()
         raise UserError(
             f"{int(nan.sum())} of {nan.numel()} scores are NaN, in {int(nan.any(dim=1).sum())} rows and "
-            f"{int(nan.any(dim=0).sum())} columns; the first is {row} {first[0]} against {column} {first[1]}. "
+            f"{int(nan.any(dim=0).sum())} columns; the first is text {first[0]} against video {first[1]}. "
             "Look for an overflow or an empty mask in the method's score"
         )

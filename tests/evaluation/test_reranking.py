@@ -156,6 +156,10 @@ def test_an_edited_function_scores_again(split, tmp_path, monkeypatch):
         importlib.invalidate_caches()
         found.append(evaluate(split, FunctionReranker("edited_reranker.score"), tmp_path).video_to_text_ranks.better)
     assert not torch.equal(*found)
+    for sign in (1.0, -1.0):
+        own = FunctionReranker(lambda caption, video, sign=sign: sign * sum(map(ord, caption)))
+        found.append(evaluate(split, own, tmp_path).video_to_text_ranks.better)
+    assert not torch.equal(*found[2:])
 
 
 def test_scores_that_are_not_numbers_and_files_that_cannot_be_reranked_are_refused(split, clips, tmp_path):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.normalization import Context, Normalizer
-from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.pair_scores import LeakingScore, PairScores, Score
 from tvr_lightning.evaluation.sources import AdjustedSource, ScoreSource, TransposedSource, complete_matrix
 from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.metrics import Direction
@@ -28,8 +28,6 @@ NOISE = 1e-4
 MOVED = 1e-3  # the same for normalized scores, in median absolute deviations
 
 Features = tuple[TextFeatures, VideoFeatures]
-ScorePairs = Callable[[TextFeatures, VideoFeatures], Scores]
-ScoreWithCaptions = Callable[[TextFeatures, VideoFeatures, TextFeatures], Scores]
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ def audit_scores(
     videos: VideoFeatures,
     video_of_text: Tensor,
     *,
-    score: ScorePairs | None = None,
-    score_as_released: ScoreWithCaptions | None = None,
+    score: Score | None = None,
+    score_as_released: LeakingScore | None = None,
     seed: int = 0,
 ) -> Audit:
     """Audit a method's `score` of N texts and M videos, (N, M), or its `score_as_released`, with the videos' captions.

@@ -45,7 +45,7 @@ def evaluate_scores(
     are scores of training texts against the split's videos, `bank_videos` (N, K) of its texts against training videos.
     Raises UserError if the normalizer needs scores that are not given, or cannot be applied to a matrix.
     """
-    raise_on_nan(scores, "text", "video")
+    raise_on_nan(scores)
     warnings: list[str] = []
     left_out = int((scores == NOT_FOUND).sum())
     if left_out:

@@ -40,7 +40,9 @@ TICKS = 1000.0  # per second, the unit of frame times that processors get
 def _module_code(item: Any) -> str:
     """Return a digest of the file that defines an item, so that scores of edited code are not used again."""
     file = getattr(inspect.getmodule(item), "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else secrets.token_hex()  # never found again
+    if file is None or "<locals>" in getattr(item, "__qualname__", ""):  # its values are not in the file
+        return secrets.token_hex()  # never found again
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 class Reranker(ABC):
