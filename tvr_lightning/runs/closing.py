@@ -11,7 +11,6 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from rich.console import Console
 from torch import Tensor
 
 from tvr_lightning.config.recipe import Recipe
@@ -157,7 +156,7 @@ def write_best_videos(run: RunState) -> None:
         write_answers(path, predictions)
     else:
         write_predictions(path, run.datamodule.read_split("test"), *predictions)
-    Console().print(f"Wrote {path}", highlight=False, soft_wrap=True)
+    print(f"Wrote {path}")
 
 
 def log_final_metrics(run: RunState) -> None:
@@ -240,7 +239,7 @@ def close(run: RunState, checkpoint: str | None, saved: dict[str, Any] | None) -
         if run.command != "validate":  # the validation split of some datasets is the test split
             write_query_ranks(run.folder, evaluation, split, data.ground_truth("test").video_of_text)
         write_run_page(run.folder, results, shlex.join(["tvr", *run.words]), type(model).__module__)
-    Console().print(f"Wrote {paths[0]} and {paths[1].name}", highlight=False, soft_wrap=True)
+    print(f"Wrote {paths[0]} and {paths[1].name}")
 
 
 def write_run_page(folder: Path, results: Results, command: str, module: str) -> Path:

@@ -110,6 +110,18 @@ def test_runs_in_folders_of_similar_names_have_their_own_pages(tmp_path):
         assert f"<td>{run.card.metrics('text_to_video')['R@1']:.1f} " in page_of(tmp_path, run)
 
 
+def test_missing_values_are_dashes_and_a_damaged_file_is_named(tmp_path, capsys):
+    run, _ = folder_of_scores(tmp_path / "a", np.eye(20))
+    file = tmp_path / "a" / "results.json"
+    file.write_text(file.read_text().replace('"R@5": 100.0', '"R@5": NaN'))
+    assert main(["report", str(tmp_path / "a"), "--tables_only"]) == 0
+    assert "<td>-</td>" in (page := page_of(tmp_path / "a", run))
+    assert "None" not in page
+    file.write_text("{")
+    assert main(["report", str(tmp_path), "--tables_only"]) == 2
+    assert "results.json is damaged" in capsys.readouterr().err
+
+
 def test_logging_the_geometry_of_increments_does_not_change_the_training(finished, run, root, tmp_path):
     recipes = (RECIPES / "gare.yaml", RECIPES / "fixture.yaml", finished / "tiny.yaml")
     options = [f"--data.init_args.root={root}", f"--results.directory={tmp_path}", "--trainer.log_every_n_steps=0"]

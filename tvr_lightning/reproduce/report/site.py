@@ -199,8 +199,8 @@ def _results(run: ReportedRun) -> pd.DataFrame:
     rows = {}
     for words, direction in zip(("text to video", "video to text"), DIRECTIONS.values(), strict=True):
         names = filter(METRIC.fullmatch, run.card.metrics(direction))
-        rows[words] = {name: str(measure([run], direction, name)) for name in names}
-    rows["both directions"] = {"SumR": str(measure([run], "text_to_video", "SumR"))}
+        rows[words] = {name: str(measure([run], direction, name) or "-") for name in names}
+    rows["both directions"] = {"SumR": str(measure([run], "text_to_video", "SumR") or "-")}
     return pd.DataFrame.from_dict(rows, orient="index").fillna("").rename_axis("direction").reset_index()
 
 

@@ -127,7 +127,10 @@ def read_runs(directory: Path) -> list[ReportedRun]:
 def run_of_results(file: Path, directory: Path) -> ReportedRun | None:
     """Return the run of a results.json in a folder of runs; None if the file is not from a run."""
     folder = file.parent
-    results = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}). Delete it, or test the checkpoint again.") from error
     if not isinstance(results, dict) or not {"config", "dataset", "environment"} <= set(results):
         return None
     name = str(folder.relative_to(directory)) if folder != directory else directory.absolute().name
