@@ -23,7 +23,7 @@ from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
-from tvr_lightning.reproduce.report.figures.retrieval_examples import measure_sheet
+from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons, measure_sheet
 from tvr_lightning.reproduce.report.sources import measure, read_curves, read_ranks, read_runs, run_of_card
 from tvr_lightning.runs.closing import write_query_ranks
 
@@ -108,6 +108,16 @@ def test_runs_in_folders_of_similar_names_have_their_own_pages(tmp_path):
     assert main(["report", str(tmp_path), "--tables_only"]) == 0
     for run in runs:
         assert f"<td>{run.card.metrics('text_to_video')['R@1']:.1f} " in page_of(tmp_path, run)
+
+
+def test_runs_that_omitted_texts_are_compared_on_the_others(tmp_path):
+    for name, shift in (("first", 0), ("second", 1)):
+        folder_of_scores(tmp_path / name, np.roll(np.eye(20), shift, axis=0))
+    found = {"query": [3, 25], "captions": ["x", "y"], "right": ["v3", "v25"], "wrong": ["v4", "v1"], "names": []}
+    arrays = {f"failures.{name}": np.array(values) for name, values in (found | {"strips": []}).items()}
+    runs = read_runs(tmp_path)
+    (compared,) = comparisons(runs, dict.fromkeys((run.key for run in runs), arrays), lambda name, content: None)
+    assert compared["shown"] == {3: {"caption": "x", "right": "v3", "ranks": [1.0, 11.0]}}
 
 
 def test_missing_values_are_dashes_and_a_damaged_file_is_named(tmp_path, capsys):

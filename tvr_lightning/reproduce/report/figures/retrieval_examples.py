@@ -130,8 +130,9 @@ def comparisons(
             query, captions, right, wrong, found = (arrays[run.key][f"failures.{name}"].tolist() for name in names)
             failures.append(dict(zip(query, wrong, strict=True)))
             for one, caption, video in zip(query, captions, right, strict=True):
-                expected = [float(own[place[one]]) for own in ranks_of]
-                shown[one] = {"caption": caption, "right": video, "ranks": expected}
+                if one in place:  # else the runs omitted the text
+                    expected = [float(own[place[one]]) for own in ranks_of]
+                    shown[one] = {"caption": caption, "right": video, "ranks": expected}
             for name, strip in zip(found, arrays[run.key]["failures.strips"], strict=True):
                 path = videos.setdefault(name, f"queries/{number}-{len(videos)}.jpg")
                 save(path, frames(strip, "").content)
