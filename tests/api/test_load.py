@@ -61,6 +61,8 @@ def test_missing_and_damaged_files_are_named(checkpoint, tmp_path):
     assert repr(model.encode_text(TEXTS)) == "TextFeatures(sentence (3, 64), words (3, 12, 64), word_mask (3, 12))"
     with pytest.raises(VideoError, match=r"absent\.mp4"):
         model.encode_video(tmp_path / "absent.mp4")
+    with pytest.raises(UserError, match="1 audio files are given for 2 videos"):
+        model.encode_video(["a.mp4", "b.mp4"], audio=[tmp_path / "a.wav"])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -47,6 +47,8 @@ class Model:
         """
         paths = [Path(path) for path in ([videos] if isinstance(videos, str | Path) else videos)]
         sounds = [None] * len(paths) if audio is None else audio
+        if len(sounds) != len(paths):
+            raise UserError(f"{len(sounds)} audio files are given for {len(paths)} videos. Give one for each.")
         parts = []
         with ThreadPoolExecutor(DECODERS) as pool:
             for start in range(0, len(paths), VIDEOS):
