@@ -14,14 +14,17 @@ from tokenizers import Tokenizer
 if __name__ == "__main__":
     folder, (text, *paths) = Path(__file__).parent, sys.argv[1:]
     settings = json.loads((folder / "export.json").read_text())
+    how = settings["preparation"]
+    if (settings["sampling"], how["interpolation"], how["resize_mode"]) != ("one-fps-uniform", "bicubic", "shortest"):
+        print("WARNING: export.json describes other frames than this example reads, so scores differ.", file=sys.stderr)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(unescape(unescape(ftfy.fix_text(text))).strip())
     found = {"ids": np.array([tokens.ids]), "word_mask": np.array([tokens.attention_mask], dtype=bool)}
-    size = settings["preparation"]["image_size"]  # of {"resize_mode": "shortest", "interpolation": "bicubic"}
+    size = how["image_size"]
     found["pixels"] = np.zeros((len(paths), settings["frames"], 3, size, size), dtype=np.uint8)
     found["frame_mask"] = np.zeros((len(paths), settings["frames"]), dtype=bool)
     for path, pixels, mask in zip(paths, found["pixels"], found["frame_mask"], strict=True):
-        seconds, start = list[np.ndarray](), None  # of "sampling": "one-fps-uniform"
+        seconds, start = list[np.ndarray](), None
         for frame in av.open(path).decode(video=0):
             start = frame.time if start is None else start
             if frame.time - start >= len(seconds) - 1e-6:
