@@ -18,6 +18,7 @@ from tvr_lightning.data.records import Split, TextRecord, VideoRecord
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.external_scores import evaluate_scores
 from tvr_lightning.evaluation.results import results_of, write_results
+from tvr_lightning.files import file_lock
 from tvr_lightning.metrics import RetrievalRecall
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
@@ -118,6 +119,14 @@ def test_runs_that_omitted_texts_are_compared_on_the_others(tmp_path):
     runs = read_runs(tmp_path)
     (compared,) = comparisons(runs, dict.fromkeys((run.key for run in runs), arrays), lambda name, content: None)
     assert compared["shown"] == {3: {"caption": "x", "right": "v3", "ranks": [1.0, 11.0]}}
+
+
+def test_two_processes_do_not_write_one_report(tmp_path, capsys):
+    folder_of_scores(tmp_path / "a", np.eye(20))
+    with file_lock(tmp_path / "report.lock", "the report"):
+        assert main(["report", str(tmp_path), "--tables_only"]) == 2
+    assert f"Another process is writing the report {tmp_path / 'report'}" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--tables_only"]) == 0
 
 
 def test_missing_values_are_dashes_and_a_damaged_file_is_named(tmp_path, capsys):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.intervals import MEANING, METRIC
-from tvr_lightning.files import write_whole
+from tvr_lightning.files import file_lock, write_whole
 from tvr_lightning.progress import shown
 from tvr_lightning.reproduce.profile.costs import ProfileCard, profile_table, read_profiles
 from tvr_lightning.reproduce.published import printed_figure, published_rows
@@ -63,7 +63,12 @@ class Site:
     profiles: Sequence[ProfileCard] = ()
 
     def write(self) -> list[Path]:
-        """Write all pages and files; return the entry page and the files of all tables."""
+        """Write all pages and files; return the entry page and the files of all tables. One process at a time can."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with file_lock(self.folder.with_name("report.lock"), f"the report {self.folder}"):
+            return self._write()
+
+    def _write(self) -> list[Path]:
         for name in ("style.css", "page.js"):
             self._file(name, files(PACKAGE).joinpath("templates", name).read_bytes())
         for view in self.views:
