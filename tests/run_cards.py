@@ -7,7 +7,7 @@ import torch
 from metric_rows import summarize
 
 from tvr_lightning.evaluation.audit_result import AuditResult
-from tvr_lightning.evaluation.rank_table import write_ranks
+from tvr_lightning.evaluation.intervals import write_ranks
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.ranks import Ranks, text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.reproduce.runs.card import Card, write_record

@@ -6,7 +6,6 @@ import json
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 
 from tvr_lightning.evaluation.answers import (
     AnswerResults,
@@ -27,10 +26,9 @@ def results(evaluation, **changes):
     return AnswerResults(**(values | changes))
 
 
-def printed(made) -> str:
-    console = Console(record=True, width=200)
-    print_results(made, console)
-    return console.export_text()
+def printed(made, capsys) -> str:
+    print_results(made)
+    return capsys.readouterr().out
 
 
 def test_the_recall_of_answers_is_their_accuracy_and_unknown_answers_are_wrong():
@@ -38,14 +36,14 @@ def test_the_recall_of_answers_is_their_accuracy_and_unknown_answers_are_wrong()
     assert ranks.found_within(1).tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
 
 
-def test_omitted_questions_are_counted_printed_and_written(tmp_path):
+def test_omitted_questions_are_counted_printed_and_written(tmp_path, capsys):
     kinds = ["what", "what", "who", "who"]
     found = evaluate_answers([0, 1, 2, 0], [0, 1, -1, 1], kinds, asked=7, without_video=2)
     assert (found.accuracy, found.majority) == (50.0, 25.0)
     assert found.answerable == pytest.approx(200 / 3)
     assert (found.questions, found.asked, found.unknown_answers, found.without_video) == (4, 7, 1, 2)
     made = results(found, trained_on="MSR-VTT", skipped=["clip [x].mp4: broken"], method="Answers [all]")
-    said = printed(made)
+    said = printed(made, capsys)
     for part in (
         "50.0", "4 of 7 questions", "1 questions have an answer that is not in the training data",
         "2 questions are omitted", "PARTIAL", "trained on MSR-VTT, tested on MSRVTT-QA", "clip [x].mp4: broken",
@@ -56,7 +54,7 @@ def test_omitted_questions_are_counted_printed_and_written(tmp_path):
     assert json.loads(json_path.read_text())["evaluation"]["without_video"] == 2
     (row,) = csv.DictReader(csv_path.read_text().splitlines())
     assert (float(row["accuracy"]), float(row["what"]), float(row["who"])) == (50.0, 100.0, 0.0)
-    complete = printed(results(evaluate_answers([0], [0], ["what"], 1, 0)))
+    complete = printed(results(evaluate_answers([0], [0], ["what"], 1, 0)), capsys)
     assert not any(word in complete for word in ("PARTIAL", "trained on", "Skipped", "training data"))
     with pytest.raises(ValueError, match="None of the 5 questions was answered; 5 of them"):
         evaluate_answers([], [], [], asked=5, without_video=5)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 from typing_extensions import override
@@ -197,10 +196,10 @@ def write_predictions(path: Path, split: Split, text_index: Tensor, scores: Tens
     write_whole(path, frame.to_parquet(index=False))
 
 
-def print_results(results: RunResults, console: Console | None = None) -> None:
+def print_results(results: RunResults) -> None:
     """Print the results table, followed by notes on protocol, weights, skipped files and warnings."""
-    console = console or Console(emoji=False)
-    table = Table(title=escape(f"{results.method} on {results.dataset} ({results.protocol})"))
+    console = Console(markup=False, emoji=False, highlight=False)  # names of files can contain brackets
+    table = Table(title=f"{results.method} on {results.dataset} ({results.protocol})")
     columns = results.table()
     for name in columns:
         table.add_column(name, justify="left" if name == "direction" else "right")
@@ -208,7 +207,7 @@ def print_results(results: RunResults, console: Console | None = None) -> None:
         table.add_row(*row)
     console.print(table)
     for line in captions(results):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def captions(results: RunResults) -> list[str]:

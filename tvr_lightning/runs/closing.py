@@ -19,7 +19,7 @@ from tvr_lightning.data.records import Split
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerResults, write_answers
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.rank_table import write_ranks
+from tvr_lightning.evaluation.intervals import write_ranks
 from tvr_lightning.evaluation.results import (
     Results,
     RunResults,

@@ -10,7 +10,7 @@ pytest.importorskip("selenium", reason="selenium drives the browser")
 from browser import wait
 from run_cards import RECIPES, keys_of, make_card, plan_of
 
-from tvr_lightning.evaluation.rank_table import write_ranks
+from tvr_lightning.evaluation.intervals import write_ranks
 from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.report.site import Site, leaderboards, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs

@@ -14,7 +14,7 @@ from run_cards import RECIPES, keys_of, make_card, plan_of
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.evaluation.audit_result import AuditResult
 from tvr_lightning.evaluation.evaluator import LEAKS
-from tvr_lightning.evaluation.rank_table import read_ranks, write_ranks
+from tvr_lightning.evaluation.intervals import read_ranks, write_ranks
 from tvr_lightning.evaluation.weights import Weights
 from tvr_lightning.reproduce.published import printed_figure, published_rows
 from tvr_lightning.reproduce.report.site import Site

@@ -12,7 +12,7 @@ from run_cards import RECIPES, keys_of, make_answers, make_card, plan_of
 
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.rank_table import read_ranks
+from tvr_lightning.evaluation.intervals import read_ranks
 from tvr_lightning.reproduce.report.sources import compare_runs, measure, run_of_card
 from tvr_lightning.reproduce.runs.card import read_card, read_cards
 from tvr_lightning.reproduce.runs.plan import PlannedRun

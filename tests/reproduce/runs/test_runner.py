@@ -17,7 +17,7 @@ from run_cards import RECIPES, make_card, plan_of
 import tvr_lightning
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation.rank_table import read_ranks
+from tvr_lightning.evaluation.intervals import read_ranks
 from tvr_lightning.progress import clock
 from tvr_lightning.reproduce.report.sources import run_of_card
 from tvr_lightning.reproduce.report.table_view import view_table

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from tvr_lightning.errors import UserError
-from tvr_lightning.evaluation import rank_table
-from tvr_lightning.evaluation.intervals import QueryValues, metric_interval
-from tvr_lightning.evaluation.rank_table import QueryKind
+from tvr_lightning.evaluation import intervals
+from tvr_lightning.evaluation.intervals import QueryKind, QueryValues, metric_interval
 from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison
 from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, read_cards
@@ -73,7 +72,7 @@ class ReportedRun:
 @lru_cache(maxsize=256)
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
-    return rank_table.read_ranks(run.ranks, kind)
+    return intervals.read_ranks(run.ranks, kind)
 
 
 def read_curves(run: ReportedRun) -> dict[str, pd.Series]:

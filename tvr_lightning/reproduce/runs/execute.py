@@ -18,7 +18,7 @@ from tvr_lightning.config.recipe import Recipe, from_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import AnswerEvaluation
 from tvr_lightning.evaluation.evaluator import Evaluation
-from tvr_lightning.evaluation.rank_table import write_ranks
+from tvr_lightning.evaluation.intervals import write_ranks
 from tvr_lightning.extract.plan import ExtractOptions, source_of_data
 from tvr_lightning.extract.run import extract
 from tvr_lightning.progress import progress_file, write_state
