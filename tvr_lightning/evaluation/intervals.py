@@ -24,6 +24,7 @@ from tvr_lightning.ranks import Ranks
 QueryKind = Literal["text_to_video", "video_to_text", "question"]
 METRIC = re.compile(r"R@\d+|nDCG@\d+|MRR|MdR|MnR|RSum|SumR")
 """Metrics that can be computed again from ranks."""
+SUMS = ("RSum", "SumR")
 MEANING = "Intervals are over queries: the gallery is fixed, and training was not repeated."
 TRANSDUCTIVE = "They may be too narrow, since the normalization uses the other test queries."
 
@@ -91,8 +92,7 @@ class QueryValues:
         kinds: tuple[QueryKind, ...] = (direction,)
         if metric in ("SumR", "accuracy"):
             kinds = ("text_to_video", "video_to_text") if metric == "SumR" else ("question",)
-        summed = takewhile("RSum".__ne__, columns)  # further metrics come after the sum
-        names = [name for name in summed if name.startswith("R@")] if metric in ("RSum", "SumR") else [metric]
+        names = summed_recalls(columns) if metric in SUMS else [metric]
         ranks, videos = zip(*map(ranks_of, kinds), strict=True)
         video = torch.cat(videos)
         start = 0.0
@@ -107,6 +107,11 @@ class QueryValues:
         weight = [torch.full_like(part, len(video) / (len(kinds) * len(part))) for part in parts]
         index = torch.cat([each.index for each in ranks])
         return cls(torch.cat(parts), torch.cat(weight), index, video, start, scale)
+
+
+def summed_recalls(columns: Iterable[str]) -> list[str]:
+    """Return the recalls that RSum adds, among the names of a run's metrics; further recalls come after RSum."""
+    return [name for name in takewhile("RSum".__ne__, columns) if name.startswith("R@")]
 
 
 def _gain(ranks: Ranks, metric: str, k: str) -> Tensor:

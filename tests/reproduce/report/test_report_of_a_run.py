@@ -25,7 +25,14 @@ from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.figures.figure_types import figures_of
 from tvr_lightning.reproduce.report.figures.gare import draw_course
 from tvr_lightning.reproduce.report.figures.retrieval_examples import comparisons, measure_sheet
-from tvr_lightning.reproduce.report.sources import measure, read_curves, read_ranks, read_runs, run_of_card
+from tvr_lightning.reproduce.report.sources import (
+    compare_runs,
+    measure,
+    read_curves,
+    read_ranks,
+    read_runs,
+    run_of_card,
+)
 from tvr_lightning.runs.closing import write_query_ranks
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -52,13 +59,13 @@ def test_a_run_is_rebuilt_with_its_weights(run):
     assert curves["val/t2v_R@1"].iloc[-1] == pytest.approx(run.card.metrics("text_to_video")["R@1"])
 
 
-def folder_of_scores(folder, scores):
+def folder_of_scores(folder, scores, recall=(1, 5, 10)):
     """Write the files of a run that scored texts (N) against as many videos, in the same order, and read it."""
     queries = len(scores)
     videos = [VideoRecord(f"v{index}", Path()) for index in range(queries)]
     split = Split("test", "pairs", videos, [TextRecord(f"text {index}", index) for index in range(queries)])
     truth = GroundTruth(torch.arange(queries), queries, "Toy", "test", "pairs")
-    evaluation, _ = evaluate_scores(torch.from_numpy(scores), truth, more=[RetrievalRecall(50)])
+    evaluation, _ = evaluate_scores(torch.from_numpy(scores), truth, recall=recall, more=[RetrievalRecall(60)])
     options = {"select_on": None, "checkpoint": None, "skipped": [], "config": {}, "precision": "", "seed": None}
     write_results(results_of(evaluation, method="Toy", **options), folder)
     write_query_ranks(folder, evaluation, split, truth.video_of_text)
@@ -119,6 +126,14 @@ def test_runs_that_omitted_texts_are_compared_on_the_others(tmp_path):
     runs = read_runs(tmp_path)
     (compared,) = comparisons(runs, dict.fromkeys((run.key for run in runs), arrays), lambda name, content: None)
     assert compared["shown"] == {3: {"caption": "x", "right": "v3", "ranks": [1.0, 11.0]}}
+
+
+def test_sums_of_different_recalls_are_not_compared(tmp_path):
+    for name, recall in (("first", (1, 5)), ("second", (1, 50))):
+        folder_of_scores(tmp_path / name, np.eye(20), recall)
+    first, second = read_runs(tmp_path)
+    compared = {metric: compare_runs([first], [second], "text_to_video", metric) for metric in ("R@1", "RSum", "SumR")}
+    assert [metric for metric, found in compared.items() if found is not None] == ["R@1"]
 
 
 def test_two_processes_do_not_write_one_report(tmp_path, capsys):

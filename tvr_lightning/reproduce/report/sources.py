@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation import intervals
-from tvr_lightning.evaluation.intervals import QueryKind, QueryValues, metric_interval
+from tvr_lightning.evaluation.intervals import SUMS, QueryKind, QueryValues, metric_interval, summed_recalls
 from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison
 from tvr_lightning.ranks import Ranks
 from tvr_lightning.reproduce.runs.card import Card, CardDirection, read_cards
@@ -195,10 +195,12 @@ def compare_runs(
 
 
 def _query_values(runs: Sequence[ReportedRun], direction: CardDirection, metric: str) -> list[QueryValues] | None:
-    """Return the values per query of each run; None if the ranks of one are missing or the queries differ."""
+    """Return the values per query of each run; None if one has no ranks, other queries, or sums of other recalls."""
     if len({run.data for run in runs}) > 1 or not all(run.ranks.is_file() for run in runs):
         return None
     columns = runs[0].card.metrics(direction)
+    if metric in SUMS and len({tuple(summed_recalls(run.card.metrics(direction))) for run in runs}) > 1:
+        return None
     found = [QueryValues.of(partial(read_ranks, run), direction, metric, columns) for run in runs]
     return found if all(torch.equal(own.index, found[0].index) for own in found) else None
 
