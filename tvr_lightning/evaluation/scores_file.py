@@ -151,7 +151,7 @@ def _read_trec(path: Path, layout: MatrixLayout) -> pd.DataFrame:
     missing = {"score": ["", "nan", "NaN"], "tag": [""], "more": [""]}  # texts and videos may be named null
     try:
         options: Any = {"quoting": csv.QUOTE_NONE, "keep_default_na": False, "na_values": missing}
-        table = pd.read_csv(path, sep=r"\s+", names=columns, dtype=kinds, **options)
+        table: pd.DataFrame = pd.read_csv(path, sep=r"\s+", names=columns, dtype=kinds, **options)
         wrong = (table["tag"].isna() | table["more"].notna()).to_numpy()
         if wrong.any():
             raise ValueError(f"line {int(wrong.argmax()) + 1} does not have 6 fields")
