@@ -120,9 +120,9 @@ def test_the_page_of_a_run_shows_its_results_files_and_next_commands(finished_ru
     assert "SumR" in log
     assert f"Wrote {finished_run / 'results.json'}" in log
     assert "Epoch" not in log
-    results = Results(**saved | {"weights": Weights(**saved["weights"])})
-    page = write_run_page(tmp_path, results, "tvr fit", "mine.method").read_text(encoding="utf-8")
-    assert "last.ckpt --trust mine.method\n" in page
+    elsewhere = {"weights": Weights(**saved["weights"]), "checkpoint": "my runs/last.ckpt"}
+    page = write_run_page(tmp_path, Results(**saved | elsewhere), "tvr fit", "mine.method").read_text(encoding="utf-8")
+    assert "tvr test --ckpt_path 'my runs/last.ckpt' --trust mine.method\n" in page
 
 
 def test_an_audit_of_a_checkpoint_needs_no_recipe(finished_run, capsys):

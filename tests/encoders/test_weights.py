@@ -79,6 +79,9 @@ def test_damaged_and_other_files_are_refused(tmp_path):
             read_state_dict(tmp_path / name)
     with pytest.raises(ValueError, match=r"list\.pt contains a list"):
         read_state_dict(tmp_path / "list.pt")
+    torch.save({0: torch.ones(2)}, tmp_path / "numbers.pt")
+    with pytest.raises(ValueError, match=r"numbers\.pt: these entries are not named tensors: 0;"):
+        read_state_dict(tmp_path / "numbers.pt")
 
 
 def test_tensors_that_do_not_fit_are_listed(model, tensors):

@@ -55,8 +55,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             content = content[wrapper]
     if not isinstance(content, Mapping) or not content:
         raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
-    if others := [str(name) for name, value in content.items() if not isinstance(value, Tensor)]:
-        raise UserError(f"{path}: these entries are not tensors: {listed(others)}; expected a state dict")
+    others = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    if others:
+        raise UserError(f"{path}: these entries are not named tensors: {listed(others)}; expected a state dict")
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in content.items()}
 

@@ -263,7 +263,7 @@ def write_run_page(folder: Path, results: Results, command: str, module: str) ->
 {_lines("- {}", [f"`{name}`: {what}" for name, what in _FILES.items() if (folder / name).exists()])}
 """
     if results.checkpoint is not None:
-        options = f"--ckpt_path {results.checkpoint}"
+        options = f"--ckpt_path {shlex.quote(results.checkpoint)}"
         if module.partition(".")[0] != PACKAGE:
             options += f" --trust {module}"
         commands = [f"tvr test {options}", f"tvr predict {options}", f"tvr index VIDEOS/ --out my-index {options}"]
