@@ -189,6 +189,28 @@ def test_your_own_videos_are_copied_with_their_table(originals, tmp_path):
     assert data.copies.how.describe() == "compressed 3 fps 224 like clip4clip"
 
 
+def test_linked_annotations_and_captions_at_any_path_are_copied(originals, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "linked" / "msrvtt"
+    folder.mkdir(parents=True)
+    for path in (originals / "msrvtt").iterdir():
+        (folder / path.name).symlink_to(path)
+    train = MSRVTT(root=str(originals)).read_split("train").videos
+    rows = ["video_id,segment,caption", *(f"{video.video_id},0,a thing" for video in train)]
+    for file in (tmp_path / "outside.csv", folder / "inside.csv"):
+        file.write_text("\n".join(rows))
+    out, inside = tmp_path / "out", folder / "inside.csv"
+    for root, captions in (("linked", "outside.csv"), ("linked", inside), (folder.parent, "linked/msrvtt/inside.csv")):
+        options = {"extra_captions": str(captions), "num_workers": 0, "batch_size": 2}
+        report = compress_dataset(MSRVTT(root=str(root), **options), out, Compression(fps=1, size=16), progress=False)
+        assert report.unread == []
+        assert (out / "msrvtt" / "inside.csv").is_file() == (captions != "outside.csv")
+        copies = MSRVTT(root=str(out), **options)
+        assert copies.read_split("train").texts == MSRVTT(root=str(originals)).read_split("train").texts
+        copies.train_dataloader()
+        (out / "msrvtt" / "inside.csv").unlink(missing_ok=True)
+
+
 def test_results_show_that_a_run_used_copies(copies, tmp_path, capsys):
     limits = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=1")
     assert main(["fit", *small_run(copies, tmp_path / "runs", *limits)]) == 0

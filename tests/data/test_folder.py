@@ -114,6 +114,7 @@ def test_bad_tables_are_refused(copy):
         "split,video,caption\nlearn,a.mp4,a dog\n": r"row 2, a\.mp4: no split 'learn'; write one of train, val,",
         "split,video,caption\ntest,a.mp4,x\n": r"column split: no video is in the split 'train'; assign some rows",
         "split,video,caption\ntrain,../../a.mp4,x\n": r"the name leads out of the folder",
+        "split,video,caption\ntrain,/home/a.mp4,x\n": r"row 2, /home/a\.mp4: the path is absolute; keep the videos in",
         "title,text\nvideo0.mp4,a dog\n": r"metadata\.csv: columns: no column contains the video, found .*title",
     }
     for text, message in tables.items():

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -98,15 +99,15 @@ def compress_dataset(
 
 
 def _files(data: TextVideoDataModule) -> dict[str, Path]:
-    """Return the annotation files and the videos of all splits by the path of their copy."""
+    """Return the annotation files in the folder and the videos of all splits by the path of their copy."""
     data = data.all_videos()
     files = {path for name in data.official_splits for path in data.required_files(name)}
     if data.extra_captions is not None:
         files.add(find_captions(data.extra_captions, data.folder))
     if data.warnings:
         files.add(data.folder / SYNTHETIC_FILE)
-    inside = [file for file in sorted(files) if file.resolve().is_relative_to(data.folder.resolve())]
-    names = {file.relative_to(data.folder).as_posix(): file for file in inside}
+    paths = sorted(Path(os.path.relpath(file, data.folder)) for file in files)
+    names = {path.as_posix(): data.folder / path for path in paths if path.parts[0] != ".."}
     for video in (video.path for name in data.official_splits for video in data.read_split(name).videos):
         name = video.relative_to(data.folder).with_suffix(".mp4").as_posix()
         other = names.setdefault(name, video)

@@ -58,6 +58,9 @@ def read_caption_table(file: Path) -> list[CaptionRow]:
     for position, record in records:
         name = expect(file, f"{position}, {video}", record.get(str(video)), str).strip()
         entry = f"{position}, {name}"
+        if name.startswith("/"):  # the name is the video's ID, which must not depend on the machine
+            fix = "keep the videos in the folder of the table, and write paths relative to it"
+            raise malformed(file, entry, "the path is absolute", fix)
         split = record.get("split")
         row = CaptionRow(entry, posixpath.normpath(name), [], None if split is None else SPLITS.get(str(split).strip()))
         for column in captions:
@@ -168,7 +171,7 @@ or metadata.csv, metadata.jsonl or metadata.parquet next to the videos, columns 
         """
         base = self.folder if "/" in video_id else self.video_root
         base = self._table.parent if self._table.stem == METADATA else base
-        return self.video_files.find((base / video_id).relative_to(self.folder).as_posix())
+        return self.video_files.find(Path(os.path.relpath(base / video_id, self.folder)).as_posix())
 
     @override
     def parse_split(self, name: SplitName, findings: Findings) -> Split:
