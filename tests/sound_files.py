@@ -28,7 +28,7 @@ def burst(seconds, start, stop, rate=16_000):
 
 def write_clip(
     path, sound, rate=16_000, *, seconds=2.0, codec="pcm_s16le", layout="mono", sound_start=0.0, picture_start=0.0,
-    spoil=lambda number: False, gray=128,
+    spoil=lambda number: False, gray=128, fps=FPS,
 ):  # fmt: skip
     """Write a clip with `seconds` of gray frames and an audio track.
 
@@ -36,13 +36,13 @@ def write_clip(
     packets whose number satisfies `spoil` are replaced with garbage.
     """
     with av.open(str(path), "w") as container:
-        video = container.add_stream("mpeg4", rate=FPS)
+        video = container.add_stream("mpeg4", rate=fps)
         video.width = video.height = 64
         video.pix_fmt = "yuv420p"
         audio = None if sound is None else container.add_stream(codec, rate=rate, layout=layout)
-        for number in range(round(seconds * FPS)):
+        for number in range(round(seconds * fps)):
             frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), gray, dtype=np.uint8), format="rgb24")
-            frame.pts, frame.time_base = number + round(picture_start * FPS), Fraction(1, FPS)
+            frame.pts, frame.time_base = number + round(picture_start * fps), 1 / Fraction(fps)
             container.mux(video.encode(frame))
         container.mux(video.encode(None))
         if sound is not None:

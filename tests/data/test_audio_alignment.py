@@ -1,5 +1,7 @@
 """Alignment of audio with frames, and the input of the audio encoders."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -122,6 +124,13 @@ def test_a_span_has_its_own_part_of_the_audio(tmp_path):
     assert not loud[32_100:].any()
     nothing, some = read.empty().tensors(), media.tensors()
     assert [(0, *t.shape[1:]) for t in some] == [t.shape for t in nothing]
+
+
+def test_a_span_starts_with_the_frame_on_screen(tmp_path):
+    path = write_clip(tmp_path / "slow.mkv", tone(20.0), seconds=20.0, fps=Fraction(1, 4))  # frames at 0, 4, 8, ... s
+    read = MediaReader(3, Preparation(32), "segment-centres", audio=AudioOptions("whisper"))
+    for span, windows in (((7.0, 15.0), [[0, 25], [25, 150], [150, 400]]), ((3.0, 8.0), [[0, 25], [25, 250], [25, 250]])):
+        assert read(VideoRecord("slow", path, span), None).audio.windows[0].tolist() == windows
 
 
 def test_a_broken_track_is_an_error_or_reported(tmp_path):

@@ -113,11 +113,10 @@ def no_audio(options: AudioOptions, frames: int) -> AudioInput:
     return audio_input(track, options, torch.zeros(frames), torch.zeros(frames, dtype=torch.bool), 0.0)[:0]
 
 
-def frames_media(clip: DecodedClip, start: float, is_square: bool) -> Media:
-    """Return the frames of a clip that starts at `start` seconds as silent media (M = 1)."""
+def frames_media(clip: DecodedClip, times: Tensor, is_square: bool) -> Media:
+    """Return the frames of a clip, with their times (F,) in seconds from its start, as silent media (M = 1)."""
     if is_square:
         return Media(clip.pixels[None], clip.frame_mask[None])
-    times = (clip.timestamps - start).clamp(min=0)
     return Media([clip.pixels[clip.frame_mask]], clip.frame_mask[None], times=times[None])
 
 
@@ -135,12 +134,13 @@ def clip_media(
     `is_square`, frames keep their own size.
     """
     start, end = span or (0.0, clip.duration)
-    media = frames_media(clip, start, is_square)
+    times = (clip.timestamps - start).clamp(min=0)  # the frame on screen at the start may be an earlier one
+    media = frames_media(clip, times, is_square)
     if options is None:
         return media
     end = min(end, clip.duration)
     track = read_audio(path, span=(start, end), on_corrupt=on_corrupt)
-    media.audio = audio_input(track, options, clip.timestamps - start, clip.frame_mask, end - start)
+    media.audio = audio_input(track, options, times, clip.frame_mask, end - start)
     if track.problem:
         media.problems = [f"{path}: audio track: {track.problem}"]
     return media

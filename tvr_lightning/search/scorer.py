@@ -104,7 +104,7 @@ class Scorer:
         frames, is_square = self.module.frames, self.preparation.is_square
         shown = [self.preparation(image)] * (frames if is_square else min(frames, 2))  # a video model pairs frames
         clip = padded_clip(shown, np.zeros(len(shown)), frames, 1.0)
-        media = frames_media(clip, 0.0, is_square)
+        media = frames_media(clip, clip.timestamps, is_square)
         if self.audio is not None:
             silence = AudioTrack(np.zeros(SAMPLE_RATE, np.float32), np.zeros(STEPS_PER_SECOND, bool))
             media.audio = audio_input(silence, self.audio, clip.timestamps, clip.frame_mask, 1.0)
