@@ -315,6 +315,21 @@ def test_missing_weights_are_reported_with_alternatives(model, folder, monkeypat
     assert all(part in message for part in (str(tmp_path), *SCHEMA.names))
 
 
+def test_damaged_files_are_named(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content[: len(content) // 2] if name.startswith("model") else b"[]")
+        with pytest.raises(UserError, match=f"^{copy} cannot be loaded as an image-text-to-text model .*$"):
+            load_captioner(str(copy), "cpu")
+        (copy / name).write_bytes(content)
+    out = tmp_path / "captions.parquet"
+    for content in (b"", b"PAR1" + bytes(100) + b"PAR1"):
+        out.write_bytes(content)
+        with pytest.raises(UserError, match=rf"^{out} is damaged \(.*\)\. Delete it, or choose .*$"):
+            write_descriptions(out, ["a"])
+
+
 def test_a_processor_without_a_chat_template_is_refused(tmp_path):
     with pytest.raises(UserError, match="no chat template"):
         load_captioner(str(save_tiny_captioner(tmp_path, template=None)), "cpu")

@@ -74,7 +74,10 @@ def test_damaged_and_other_files_are_refused(tmp_path):
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04 cut short")
     torch.save([torch.ones(2)], tmp_path / "list.pt")
     (tmp_path / "captions.csv").write_text("key,video\n")
-    for name in ("cut.safetensors", "cut.pt", "captions.csv"):
+    archive = bytearray((tmp_path / "list.pt").read_bytes())
+    archive[archive.rfind(b"PK\x01\x02")] ^= 1  # in the zip file's table of contents
+    (tmp_path / "flipped.pt").write_bytes(archive)
+    for name in ("cut.safetensors", "cut.pt", "captions.csv", "flipped.pt"):
         with pytest.raises(ValueError, match=rf"{name} cannot be read as weights \((?!.*weights_only)"):
             read_state_dict(tmp_path / name)
     with pytest.raises(ValueError, match=r"list\.pt contains a list"):

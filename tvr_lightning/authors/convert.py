@@ -16,9 +16,9 @@ from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.encoders.audio import AudioEncoder
 from tvr_lightning.encoders.clip import SizedClipEncoder, openai_configuration
 from tvr_lightning.encoders.pretrained import model_configuration
-from tvr_lightning.encoders.weights import listed, read_tensors
+from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, abbreviated
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf, SimilarityHeader
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.methods.clip4clip import TightTransf
@@ -48,7 +48,7 @@ def family_of(checkpoint: Iterable[str], source: str, method: str | None = None)
         (family for family in FAMILIES if all(any(n.startswith(mark) for n in names) for mark in family.marks)), None
     )
     if found is None:
-        raise UserError(f"{source}: no known method has these tensors: {listed(names)}")
+        raise UserError(f"{source}: no known method has these tensors: {abbreviated(sorted(names), 20)}")
     if method not in (None, found.name):
         raise UserError(
             f"{source} is a checkpoint of {found.title}, not of {known[method].title}. Convert it with --method "
@@ -116,7 +116,7 @@ def without_agent(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Te
     if other:
         raise UserError(
             f"{source}: these tensors differ from those without 'agent.', although the released code saves one tensor "
-            f"under both names: {listed(other)}"
+            f"under both names: {abbreviated(sorted(other), 20)}"
         )
     return {name: tensor for name, tensor in checkpoint.items() if name not in twins}
 
@@ -126,7 +126,8 @@ def without_net(checkpoint: Mapping[str, Tensor], source: str) -> dict[str, Tens
     renamed = {str(replace_prefix(name, SHIFTED)): tensor for name, tensor in checkpoint.items()}
     if len(renamed) < len(checkpoint):
         plain = [name for name in checkpoint if name.startswith(tuple(SHIFTED.values())) and ".net." not in name]
-        raise UserError(f"{source}: unexpected tensors in addition to the patch shift's attn.net.*: {listed(plain)}")
+        names = abbreviated(sorted(plain), 20)
+        raise UserError(f"{source}: unexpected tensors in addition to the patch shift's attn.net.*: {names}")
     return renamed
 
 
@@ -137,7 +138,9 @@ def with_openai_attention(
     attention = [name for name in checkpoint if name.startswith(tuple(SHIFTED.values()))]
     missing = [name for name in attention if name.removeprefix("clip.") not in openai]
     if missing:
-        raise UserError(f"{source}: OpenAI's CLIP has no {listed(missing)}. Name the file of OpenAI's weights.")
+        raise UserError(
+            f"{source}: OpenAI's CLIP has no {abbreviated(sorted(missing), 20)}. Name the file of OpenAI's weights."
+        )
     return {**checkpoint, **{name: openai[name.removeprefix("clip.")] for name in attention}}
 
 

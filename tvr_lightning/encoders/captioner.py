@@ -114,8 +114,9 @@ def load_captioner(model: str = CAPTION_MODEL, device: str | None = None) -> Cap
         loaded: Any = library.AutoModelForImageTextToText.from_pretrained(
             folder, local_files_only=True, weights_only=True, dtype=dtype
         )
-    except (ValueError, OSError) as error:
-        raise UserError(f"{model} cannot be loaded as an image-text-to-text model: {error}") from error
+    except Exception as error:  # transformers checks few of the files
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise UserError(f"{folder} cannot be loaded as an image-text-to-text model ({reason}).") from error
     return Captioner(loaded.to(device), processor, model)
 
 
@@ -185,7 +186,11 @@ def finish_captions(out: Path, journal: Journal, rows: Rows, order: Sequence[str
 def _read_captions(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    table = pq.read_table(path)
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged ({reason}). Delete it, or choose another file with --out.") from error
     found = (table.schema.metadata or {}).get(SETTINGS)
     if found is None:
         raise UserError(

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from typing_extensions import override
 
 from tvr_lightning.encoders.base import EncoderPrecision
@@ -11,6 +10,7 @@ from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.encoders.hub import MissingWeightsError
 from tvr_lightning.encoders.open_clip_encoder import OpenClipEncoder
 from tvr_lightning.encoders.pretrained import do_weights_follow
+from tvr_lightning.encoders.weights import fitted, read_tensors
 from tvr_lightning.errors import UserError
 from tvr_lightning.option_types import Role
 
@@ -60,12 +60,10 @@ class TinyClipEncoder(OpenClipEncoder):
         model = build_model(configuration, encoder_precision)
         super().__init__(model, "tiny", encoder_precision=encoder_precision, patch_shift=False, **switches)
         for path in self.required_files(trained_in=trained_in):
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+            state = read_tensors(path)
             own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
-            try:
-                self.load_state_dict(own)
-            except RuntimeError as error:
-                raise UserError(f"TinyClipEncoder.trained_in: the encoder in {path} does not fit: {error}") from error
+            source = f"TinyClipEncoder.trained_in: the encoder in {path}"
+            self.load_state_dict(fitted(own, self.state_dict(), source))
 
     @classmethod
     @override

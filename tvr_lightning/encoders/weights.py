@@ -5,26 +5,22 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from open_clip.convert import convert_state_dict
 from open_clip.model import CustomTextCLIP, convert_to_custom_text_state_dict
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import UserError, abbreviated
 
-UNREADABLE = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError)
-"""Errors of torch.load on files that are not checkpoints; text that is read as a pickle can fail at any point."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 OPENAI_FACTS = ("input_resolution", "context_length", "vocab_size")
 # Tensors that follow from the architecture; archives list the causal mask among the buffers.
 CONSTANTS = (*OPENAI_FACTS, "attn_mask", "text.attn_mask")
-LISTED = 20
 STORAGES = {"FloatStorage": torch.float32, "HalfStorage": torch.float16, "LongStorage": torch.int64}
 CLASS_LISTS = r"^class {}\(Module\):\n\s+__parameters__ = (\[.*\])\n\s+__buffers__ = (\[.*\])\n"
 
@@ -38,7 +34,7 @@ def read_plain(path: Path) -> Any:
             return load_file(path)
         tensors = read_torchscript(path)
         return torch.load(path, map_location="cpu", weights_only=True) if tensors is None else tensors
-    except UNREADABLE as error:
+    except Exception as error:  # text that is read as a pickle, and a damaged archive, can fail at any point
         # torch advises loading without weights_only, which would run the file's code.
         reason = (str(error).rpartition("WeightsUnpickler error: ")[2].strip() or "empty").splitlines()[0]
         raise UserError(
@@ -57,7 +53,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} contains a {type(content).__name__}, not a state dict of named tensors")
     others = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
-        raise UserError(f"{path}: these entries are not named tensors: {listed(others)}; expected a state dict")
+        raise UserError(
+            f"{path}: these entries are not named tensors: {abbreviated(sorted(others), 20)}; expected a state dict"
+        )
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in content.items()}
 
@@ -72,12 +70,6 @@ def read_state_dict(path: Path) -> tuple[dict[str, Tensor], bool]:
     converted = matrix is not None and norm is not None and (matrix.dtype, norm.dtype) == (torch.float16, torch.float32)
     openai = converted or any(name in tensors for name in OPENAI_FACTS)
     return {name: t for name, t in tensors.items() if name not in CONSTANTS}, openai
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return up to 20 names joined by commas, and the number of further names."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(sorted(names)[:LISTED]) + more
 
 
 def fitted(
@@ -99,7 +91,7 @@ def fitted(
             if n in tensors and tensors[n].shape != t.shape and not (tensors[n].numel() == t.numel() == 1)
         ],
     }
-    if found := [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]:
+    if found := [f"{len(names)} {kind}: {abbreviated(sorted(names), 20)}" for kind, names in problems.items() if names]:
         raise UserError(f"{source} does not fit the architecture. Tensors {'; '.join(found)}")
     return {name: tensors[name].reshape(wanted.shape).to(wanted.dtype) for name, wanted in expected.items()}
 
