@@ -15,7 +15,7 @@ SLOW = pytest.mark.slow
 def test_a_run_with_the_overlay_of_a_dataset_ends_in_a_table(dataset, synthetic, tmp_path, capsys):
     overlays = (f"--config=data/{dataset}", "--config=fixture", "--config=variants/select-on-test")
     batch = ("--data.init_args.batch_size=2", "--model.init_args.released_devices=null")
-    short = (*batch, "--trainer.max_epochs=1", "--model.init_args.evaluation.audit=0")
+    short = (*batch, "--trainer.max_epochs=1")
     assert main(["fit", *small_run(synthetic(dataset, 8), tmp_path, *overlays, *short, recipe="tcmgc")]) == 0
     (path,) = tmp_path.glob("*/version_0/results.json")
     results = json.loads(path.read_text())

@@ -33,8 +33,7 @@ def tvr(command: str, method: str, strategy: str, root: Path, folder: Path, *opt
     which two devices cannot share evenly.
     """
     more = ("--trainer.max_epochs=1", "--trainer.devices=2", f"--config={{trainer: {{{STRATEGIES[strategy]}}}}}")
-    more += ("--model.init_args.evaluation.audit=0", *options)
-    done = forked.tvr([command, *small_run(root, folder / command, *more, recipe=method)], folder, devices=2)
+    done = forked.tvr([command, *small_run(root, folder / command, *more, *options, recipe=method)], folder, devices=2)
     assert done.returncode == 0, done.stderr[-3000:]
     return sorted((folder / command).glob("*/version_*"))[-1]
 

@@ -9,9 +9,7 @@ from small_run import small_run
 from tvr_lightning.cli import main
 
 HELD_OUT = 4
-SHORT = (
-    "--trainer.max_epochs=1", "--data.init_args.captions_per_epoch=one", "--model.init_args.evaluation.audit=0",
-)  # fmt: skip
+SHORT = ("--trainer.max_epochs=1", "--data.init_args.captions_per_epoch=one")
 
 
 @pytest.mark.parametrize("clips", [12, pytest.param(60, marks=pytest.mark.slow)])

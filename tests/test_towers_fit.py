@@ -29,7 +29,7 @@ def recipe(data, runs, model, method):
     encoder = json.dumps({"class_path": "ClipEncoder", "init_args": {"architecture": model, "weights": "folder"}})
     audio = ["--model.init_args.audio_encoder=TinyWhisperEncoder"] if method == "gaid" else []
     more = ("--data.init_args.words=24", "--trainer.limit_train_batches=2", "--trainer.max_epochs=1")
-    options = small_run(data, runs, *more, "--model.init_args.evaluation.audit=0", *audio, recipe=method)
+    options = small_run(data, runs, *more, *audio, recipe=method)
     return [
         *(option for option in options if "encoder.init_args" not in option),
         f"--model.init_args.encoder={encoder}",

@@ -133,7 +133,7 @@ def test_an_audit_of_a_checkpoint_needs_no_recipe(finished_run, capsys):
 @pytest.mark.slow
 def test_a_run_prints_one_line_about_itself_and_more_with_verbose(msrvtt, tmp_path):
     def output(*verbose):
-        more = ("--trainer.enable_progress_bar=true", "--model.init_args.evaluation.audit=0", *verbose)
+        more = ("--trainer.enable_progress_bar=true", *verbose)
         run = forked.tvr(["test", *small_run(msrvtt, tmp_path / str(len(verbose)), *more)], tmp_path)
         assert run.returncode == 0, run.stderr
         return run.stdout + run.stderr

@@ -17,8 +17,7 @@ from tvr_lightning.runs.run import Run
 from tvr_lightning.training.checkpoints import CONVERTED, RECORD, CheckpointError
 
 LAMBDA = "model.init_args.tcmgc.similarity_aggregation.init_args.softmax_lambda"
-NO_AUDIT = "--model.init_args.evaluation.audit=0"
-QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", NO_AUDIT]
+QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--model.init_args.evaluation.audit=0"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def run(msrvtt, tmp_path_factory):
     """Folder of a run with an option that changes scores but not the shape of any tensor."""
     runs = tmp_path_factory.mktemp("runs")
     more = ["--data.init_args.holdout=4", "--results.select_on=val", "--model.init_args.evaluation.recall=[1,2,3]"]
-    assert main(["fit", *small_run(msrvtt, runs, *more, f"--{LAMBDA}=1", NO_AUDIT, recipe="tcmgc")]) == 0
+    assert main(["fit", *small_run(msrvtt, runs, *more, f"--{LAMBDA}=1", recipe="tcmgc")]) == 0
     return runs / "tcmgc-msrvtt" / "version_0"
 
 
@@ -43,7 +42,7 @@ def saved(checkpoint):
 @pytest.fixture
 def recipe(msrvtt, tmp_path):
     """The recipe of the run, without its option."""
-    return small_run(msrvtt, tmp_path / "runs", NO_AUDIT, recipe="tcmgc")
+    return small_run(msrvtt, tmp_path / "runs", recipe="tcmgc")
 
 
 def results(folder):
@@ -210,7 +209,7 @@ def test_only_results_of_weights_with_a_known_training_set_name_it(run, finished
     trained, protocol = finished_run / "checkpoints" / "last.ckpt", "1k-A, one caption per video"
     assert json.loads((run / "results.json").read_text())["protocol"] == f"{protocol}, trained on 9k"
     assert evaluate(tmp_path / "tested", trained)["protocol"] == f"{protocol}, trained on 9k"
-    assert main(["test", *small_run(msrvtt, tmp_path / "untrained", NO_AUDIT)]) == 0
+    assert main(["test", *small_run(msrvtt, tmp_path / "untrained")]) == 0
     assert results(tmp_path / "untrained")["protocol"] == protocol
 
 

@@ -39,7 +39,6 @@ from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = "--model.init_args.encoder.init_args.width=64"
-NO_AUDIT = "--model.init_args.evaluation.audit=0"
 OVERLAYS = {path.stem: f"--config={path}" for path in sorted((RECIPES / "tuning").glob("*.yaml"))}
 del OVERLAYS["tempme"]  # for towers of at least 11 blocks (test_token_merging.py)
 
@@ -267,7 +266,7 @@ def test_tuning_of_stored_features_is_refused(monkeypatch):
 
 
 def test_a_run_with_lora_reports_its_parameters_and_its_checkpoint_gives_the_same_results(msrvtt, tmp_path, capsys):
-    options = small_run(msrvtt, tmp_path, "--config=tuning/lora", "--trainer.max_epochs=1", NO_AUDIT)
+    options = small_run(msrvtt, tmp_path, "--config=tuning/lora", "--trainer.max_epochs=1")
     assert main(["fit", *options, "--estimate"]) == 0
     assert main(["fit", *options]) == 0
     shown = capsys.readouterr().out

@@ -36,7 +36,7 @@ def averages(saved):
 )
 def test_the_table_of_a_run_with_averaged_weights_is_that_of_its_checkpoint(callback, name, msrvtt, tmp_path):
     select_on = "last" if name == "last" else "test"
-    more = (*callback, f"--results.select_on={select_on}", "--model.init_args.evaluation.audit=0")
+    more = (*callback, f"--results.select_on={select_on}")
     assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
     (run,) = tmp_path.glob("*/*")
     trained = json.loads((run / "results.json").read_text())
@@ -59,7 +59,7 @@ def test_the_table_of_a_run_with_averaged_weights_is_that_of_its_checkpoint(call
 @pytest.mark.parametrize("callback", [EMA, ()], ids=["ema", "none"])
 def test_a_table_without_a_checkpoint_states_whether_its_weights_are_averaged(callback, msrvtt, tmp_path):
     more = (*callback, "--trainer.enable_checkpointing=false", "--trainer.max_epochs=1")
-    assert main(["fit", *small_run(msrvtt, tmp_path, *more, "--model.init_args.evaluation.audit=0")]) == 0
+    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
     (path,) = tmp_path.glob("*/*/results.json")
     assert json.loads(path.read_text())["weights"]["averaged"] == bool(callback)
     page = path.with_name("run.md").read_text()

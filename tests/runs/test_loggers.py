@@ -43,7 +43,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LOGGERS if name !
 def test_results_and_resuming_do_not_depend_on_the_logger(name, msrvtt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logger = f"--trainer.logger={LOGGERS[name]}"
-    more = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--model.init_args.evaluation.audit=0")
+    more = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=1")
     arguments = ["fit", *small_run(msrvtt, Path("runs"), *more, logger, recipe="xpool")]
     Stub.logged = 0
     assert main(arguments) == 0

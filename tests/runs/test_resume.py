@@ -39,7 +39,7 @@ EVERY_STEP = "--checkpoints.every_n_steps=1"
 
 def options(root, runs, recipe, *more):
     """Six steps in two epochs, with random augmentation."""
-    more = ("--data.init_args.augmentation=crop-flip", "--model.init_args.evaluation.audit=0", *more)
+    more = ("--data.init_args.augmentation=crop-flip", *more)
     return ["fit", *small_run(root, runs, *more, recipe=recipe)]
 
 
@@ -363,7 +363,7 @@ def test_optimizer_states_belong_to_names_and_the_schedule_to_the_options(finish
         "--trainer.limit_val_batches=0",
     )
     for name, path in (("whole", checkpoint), ("moved", tmp_path / "moved.ckpt")):
-        more = (*options, f"--ckpt_path={path}", "--model.init_args.evaluation.audit=0")
+        more = (*options, f"--ckpt_path={path}")
         assert main(["fit", *small_run(msrvtt, tmp_path / name, *more)]) == 0
     assert differences(last(tmp_path / "moved"), last(tmp_path / "whole")) == []
     assert last(tmp_path / "whole")["global_step"] == 9

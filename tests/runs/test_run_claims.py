@@ -20,10 +20,7 @@ SECONDS = 300
 
 
 def fit(root, runs, seed, *more):
-    short = (
-        "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=5", "--model.init_args.evaluation.audit=0",
-        f"--seed_everything={seed}",
-    )  # fmt: skip
+    short = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=5", f"--seed_everything={seed}")
     return ["fit", *small_run(root, runs, *short, *more, recipe="xpool")]
 
 

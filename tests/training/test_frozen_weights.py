@@ -33,7 +33,6 @@ def fit(msrvtt):
         encoder = {"class_path": "TinyClipEncoder", "init_args": SIZES | {"trained_in": weights and str(weights)}}
         own = (
             "--config=tuning/lora", f"--model.init_args.encoder={json.dumps(encoder)}", "--trainer.max_epochs=1",
-            "--model.init_args.evaluation.audit=0",
         )  # fmt: skip
         assert main(["fit", *small_run(msrvtt, folder, *own, *options, recipe=str(recipe))]) == 0
         (run,) = folder.glob("*/version_0")

@@ -47,7 +47,7 @@ class Stop(Callback):
 
 def fit(root, runs, *options):
     """Return the exit status of a run of six steps."""
-    return main(["fit", *small_run(root, runs, "--model.init_args.evaluation.audit=0", *options)])
+    return main(["fit", *small_run(root, runs, *options)])
 
 
 def only_run(runs):
@@ -176,7 +176,7 @@ def test_tensorboard_gets_hyperparameters_and_final_metrics_once(msrvtt, tmp_pat
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_the_example_of_a_sweep_returns_the_metric_of_a_learning_rate(msrvtt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = small_run(msrvtt, tmp_path, "--model.init_args.evaluation.audit=0")
+    options = small_run(msrvtt, tmp_path)
     Path("recipe.yaml").write_text(yaml.safe_dump(Recipe.parse([], options).plain()))
     exec(SWEEP, example := {})
     assert example["score"](1e-3) in (0.0, 25.0, 50.0, 75.0, 100.0)

@@ -76,7 +76,7 @@ def read_value(text: str) -> Any:
     import yaml
 
     try:
-        return read_yaml(text)
+        return read_yaml(str(text))  # libyaml takes no subclass of str
     except (yaml.YAMLError, ValueError):  # ValueError: not a date, such as 2026-13-01
         return text
 
@@ -85,7 +85,8 @@ def read_value(text: str) -> Any:
 def _loader() -> Any:
     import yaml
 
-    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+    # Several times as fast as the parser in Python, which a YAML package without libyaml has.
+    loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     return loader

@@ -228,7 +228,7 @@ def captions(results: RunResults) -> list[str]:
 
 def environment() -> dict[str, Any]:
     """Return package versions, git revision, machine, command and date."""
-    installed = {distribution.name: distribution.version for distribution in metadata.distributions()}
+    installed = {name: next(iter(metadata.distributions(name=name)), None) for name in PACKAGES}
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     program = "tvr" if Path(sys.argv[0]).name in ("tvr", "__main__.py") else sys.argv[0]
     path = [f"PYTHONPATH={shlex.quote(os.environ['PYTHONPATH'])}"] if os.environ.get("PYTHONPATH") else []
@@ -236,7 +236,7 @@ def environment() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([*path, shlex.join([program, *sys.argv[1:]])]),
         "python": platform.python_version(),
-        "packages": {name: installed.get(name) for name in PACKAGES},
+        "packages": {name: found and found.version for name, found in installed.items()},
         "git": git_state(Path(__file__)),
         "machine": ", ".join([platform.machine(), f"{torch.get_num_threads()} threads", *gpus]),
     }
