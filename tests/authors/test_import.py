@@ -63,7 +63,7 @@ def test_all_file_formats_are_read_identically(tmp_path):
 
 def test_a_file_with_other_objects_or_no_file_is_refused(tmp_path):
     torch.save({"a": torch.zeros(1), "args": 3}, tmp_path / "mixed.pt")
-    for name, message in (("mixed.pt", "not tensors: args"), ("absent.bin", "no such file")):
+    for name, message in (("mixed.pt", "not named tensors: args"), ("absent.bin", "no such file")):
         with pytest.raises(UserError, match=message):
             read_tensors(tmp_path / name)
 
