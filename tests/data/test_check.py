@@ -4,10 +4,10 @@ import io
 import json
 import shutil
 from collections import Counter
+from contextlib import redirect_stdout
 
 import pytest
 from broken_videos import cut_off, scramble, stop_clock, write_video
-from rich.console import Console
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, Charades, VideoFolder
@@ -23,9 +23,10 @@ def healthy(msrvtt, tmp_path):
 
 
 def rendered(show, *arguments) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    show(*arguments, console)
-    return console.file.getvalue()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", "200")
+        show(*arguments)
+    return out.getvalue()
 
 
 def test_the_exit_status_shows_problems_but_not_warnings(healthy, capsys):

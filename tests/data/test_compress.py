@@ -38,7 +38,7 @@ def copies(built_once, msrvtt, originals, tmp_path):
 
 
 def compress(originals: Path, out: Path, how: Compression = HOW):
-    return compress_dataset(MSRVTT(root=str(originals)), out, how, progress=False)
+    return compress_dataset(MSRVTT(root=str(originals)), out, how)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -181,7 +181,7 @@ def test_your_own_videos_are_copied_with_their_table(originals, tmp_path):
         shutil.copy(source, folder / "videos" / name)
     rows = ["video,caption,split", "a.mp4,a thing,train", "b.mov,another,train", "videos/deep/c.mp4,third,test"]
     (folder / "captions.csv").write_text("\n".join(rows) + "\n")
-    report = compress_dataset(VideoFolder(root=str(folder)), out, Compression(like="clip4clip"), progress=False)
+    report = compress_dataset(VideoFolder(root=str(folder)), out, Compression(like="clip4clip"))
     assert (report.unread, report.new) == ([], 4)
     data = VideoFolder(root=str(out))
     found = [video.path.relative_to(out).as_posix() for video in data.load_split("train").videos]
@@ -202,7 +202,7 @@ def test_linked_annotations_and_captions_at_any_path_are_copied(originals, tmp_p
     out, inside = tmp_path / "out", folder / "inside.csv"
     for root, captions in (("linked", "outside.csv"), ("linked", inside), (folder.parent, "linked/msrvtt/inside.csv")):
         options = {"extra_captions": str(captions), "num_workers": 0, "batch_size": 2}
-        report = compress_dataset(MSRVTT(root=str(root), **options), out, Compression(fps=1, size=16), progress=False)
+        report = compress_dataset(MSRVTT(root=str(root), **options), out, Compression(fps=1, size=16))
         assert report.unread == []
         assert (out / "msrvtt" / "inside.csv").is_file() == (captions != "outside.csv")
         copies = MSRVTT(root=str(out), **options)

@@ -120,9 +120,9 @@ def write_report(report: Report, path: Path) -> None:
     path.write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
+def print_report(report: Report) -> None:
     """Print the number of videos and texts, and the problems and warnings by kind, each with its first entries."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
     console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}")
     for kind, found in _by_kind(report.problems).items():

@@ -48,9 +48,7 @@ class CompressReport:
         ]
 
 
-def compress_dataset(
-    data: TextVideoDataModule, out: Path, how: Compression, *, workers: int = 1, progress: bool = True
-) -> CompressReport:
+def compress_dataset(data: TextVideoDataModule, out: Path, how: Compression, *, workers: int = 1) -> CompressReport:
     """Copy all videos of a dataset's splits at reduced size, and its annotation files unchanged, in the same layout.
 
     `out` becomes the `root` of the copies. The same call resumes an interrupted run: existing copies are compared with
@@ -79,7 +77,7 @@ def compress_dataset(
         report = CompressReport(copies, out)
         read = partial(copy_file, data.folder, copies, names)
         found = read_many([[name] for name in names], read, list, workers=0 if workers == 1 else workers)
-        with progress_bar(progress) as bar:
+        with progress_bar() as bar:
             results = bar.track(found, total=len(names), description=f"copying, {how.describe()}")
             for name, (result,) in zip(names, results, strict=True):
                 if isinstance(result, MediaError):

@@ -46,12 +46,12 @@ def stats(data: TextVideoDataModule, tokens: Callable[[str], int], workers: int 
     return found
 
 
-def print_stats(found: Mapping[str, Mapping[str, str]], console: Console | None = None) -> None:
+def print_stats(found: Mapping[str, Mapping[str, str]]) -> None:
     """Print a table with one column per split."""
     table = Table("", *found)
     for name in next(iter(found.values())):
         table.add_row(name, *(column[name] for column in found.values()))
-    (console or Console()).print(table)
+    Console().print(table)
 
 
 def _spread(values: Sequence[float], unit: str = "") -> str:

@@ -13,24 +13,8 @@ from tvr_lightning.encoders.wav2vec2 import TinyWav2Vec2Encoder, Wav2Vec2Encoder
 from tvr_lightning.encoders.whisper import TinyWhisperEncoder, WhisperEncoder
 
 __all__ = [
-    "Adapter",
-    "AudioEncoder",
-    "ClipEncoder",
-    "Encoder",
-    "FineTuning",
-    "Frozen",
-    "LastBlocks",
-    "LoRA",
-    "MTEBEncoder",
-    "MissingWeightsError",
-    "OpenClipEncoder",
-    "SentenceTransformersEncoder",
-    "SizedClipEncoder",
-    "TemporalInitialization",
-    "TinyClipEncoder",
-    "TinyWav2Vec2Encoder",
-    "TinyWhisperEncoder",
-    "Tuning",
-    "Wav2Vec2Encoder",
-    "WhisperEncoder",
-]
+    "Adapter", "AudioEncoder", "ClipEncoder", "Encoder", "FineTuning", "Frozen", "LastBlocks", "LoRA", "MTEBEncoder",
+    "MissingWeightsError", "OpenClipEncoder", "SentenceTransformersEncoder", "SizedClipEncoder",
+    "TemporalInitialization", "TinyClipEncoder", "TinyWav2Vec2Encoder", "TinyWhisperEncoder", "Tuning",
+    "Wav2Vec2Encoder", "WhisperEncoder",
+]  # fmt: skip

@@ -72,7 +72,7 @@ class MTEBEncoder(Encoder):
         parts = {name: part for name, part in vars(self._wrapper).items() if isinstance(part, nn.Module)}
         self.parts = nn.ModuleDict(parts).eval().requires_grad_(False)
         self.task = _task_metadata(task)
-        self._used = _FrameCounts()
+        self._used: set[int] = set()  # numbers of frames that the model has selected from a video
         gray = DecodedFrames(torch.full((2, 3, 64, 64), 127, dtype=torch.uint8), 1.0)
         try:
             text, video = self._encode("text", ["a"]), self._encode("video", [gray])
@@ -167,7 +167,7 @@ class MTEBEncoder(Encoder):
 
     @override
     def inputs_used(self) -> dict[str, object]:
-        return {"frames": sorted(self._used.numbers), "prompt": self.task.prompt}
+        return {"frames": sorted(self._used), "prompt": self.task.prompt}
 
     @override
     def initial_logit_scale(self) -> float:
@@ -197,21 +197,14 @@ class _Column(Dataset[dict[str, Any]]):
         return {self.name: self.values[index]}
 
 
-class _FrameCounts:
-    """Numbers of frames that a model has selected from a video so far."""
-
-    def __init__(self) -> None:
-        self.numbers: set[int] = set()
-
-
 class _Counted:
     """Decoder of a clip that records the number of selected frames."""
 
-    def __init__(self, clip: ClipFile | DecodedFrames, used: _FrameCounts) -> None:
+    def __init__(self, clip: ClipFile | DecodedFrames, used: set[int]) -> None:
         self._clip, self._used, self.metadata = clip, used, clip.metadata
 
     def get_frames_at(self, indices: Sequence[int]) -> Any:
-        self._used.numbers.add(len(indices))
+        self._used.add(len(indices))
         return self._clip.get_frames_at(indices)
 
 

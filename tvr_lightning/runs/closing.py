@@ -1,19 +1,19 @@
 """End of a run: selection of the tested weights, and its results as table, files, and page."""
 
+from __future__ import annotations
+
 import datetime
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Split
 from tvr_lightning.errors import UserError
@@ -33,12 +33,13 @@ from tvr_lightning.evaluation.results import (
 from tvr_lightning.evaluation.weights import Weights, weights_of
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
-from tvr_lightning.runs.folder import RunTrainer
-from tvr_lightning.runs.resume import AtomicCheckpointIO
 from tvr_lightning.training.callback_checks import AVERAGING
 from tvr_lightning.training.checkpoints import PACKAGE, RECORD, read_checkpoint
 from tvr_lightning.training.distributed import device_warnings
 from tvr_lightning.training.module import pretrained_weights
+
+if TYPE_CHECKING:
+    from tvr_lightning.runs.run import Run
 
 PAGE, RANKS, PREDICTIONS = "run.md", "ranks.parquet", "predictions.parquet"
 _FILES = {
@@ -51,26 +52,6 @@ _FILES = {
     "checkpoints/last.ckpt": "checkpoint of the last epoch",
     "checkpoints/best.ckpt": "checkpoint with the best validation score",
 }
-
-
-class RunState:
-    """State of a run of `recipe`, which evaluates or resumes `ckpt_path`, until its end.
-
-    `words` are the command line for the page of the run. The `folder` is None in processes other than the first, and
-    for a fast_dev_run.
-    """
-
-    command: Literal["fit", "validate", "test", "predict"]
-    recipe: Recipe
-    config: Namespace
-    ckpt_path: str | None
-    words: Sequence[str]
-    model: Any
-    datamodule: TextVideoDataModule
-    trainer: RunTrainer
-    checkpoint_io: AtomicCheckpointIO
-    folder: Path | None = None
-    final_metrics: dict[str, Any]
 
 
 def check_selection(select_on: SelectOn, data: TextVideoDataModule, trainer: Trainer) -> None:
@@ -116,7 +97,7 @@ def selected_checkpoint(select_on: SelectOn, trainer: Trainer) -> tuple[str | No
     return path, saved
 
 
-def starting_weights(run: RunState) -> Weights:
+def starting_weights(run: Run) -> Weights:
     """Return the record of the weights that are evaluated without a checkpoint."""
     encoder = run.config.model.init_args.encoder.as_dict()
     start = pretrained_weights(encoder.get("init_args") or {})
@@ -134,7 +115,7 @@ def new_layers(model: LightningModule) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if known.isdisjoint(name.split(".")[:2]))
 
 
-def _evaluated_weights(run: RunState, saved: dict[str, Any] | None) -> Weights:
+def _evaluated_weights(run: Run, saved: dict[str, Any] | None) -> Weights:
     trainer = run.trainer
     if run.command == "fit" and saved is None and trainer.global_step:
         folder = str(run.folder) if run.folder else None
@@ -146,7 +127,7 @@ def _evaluated_weights(run: RunState, saved: dict[str, Any] | None) -> Weights:
     return replace(weights, overridden=[change for change, scored in run.recipe.changes.items() if scored])
 
 
-def write_best_videos(run: RunState) -> None:
+def write_best_videos(run: Run) -> None:
     """Write the best videos of every text, or the answers, as parquet."""
     predictions = run.model.predictions
     if predictions is None or not run.trainer.is_global_zero:
@@ -159,7 +140,7 @@ def write_best_videos(run: RunState) -> None:
     print(f"Wrote {path}")
 
 
-def log_final_metrics(run: RunState) -> None:
+def log_final_metrics(run: Run) -> None:
     """Log the last metrics with the hyperparameters for TensorBoard's table; W&B's summary contains them already."""
     metrics = {name: float(value) for name, value in run.final_metrics.items()}
     for logger in run.trainer.loggers:
@@ -168,7 +149,7 @@ def log_final_metrics(run: RunState) -> None:
             logger.save()
 
 
-def close(run: RunState, checkpoint: str | None, saved: dict[str, Any] | None) -> None:
+def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> None:
     """Print the results table, and write results, ranks, and the page of a run.
 
     `checkpoint` is the file of the evaluated weights, and `saved` its contents, if known.

@@ -41,9 +41,14 @@ LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
-class Run(closing.RunState):
-    """Run of a recipe, with `callbacks` in addition to its own; creating it builds everything and writes nothing."""
+class Run:
+    """Run of a recipe, which evaluates or resumes `ckpt_path`; creating it builds everything and writes nothing.
 
+    `words` are the command line for the page of the run, and `callbacks` are added to its own. The `folder` is None in
+    processes other than the first, and for a fast_dev_run.
+    """
+
+    folder: Path | None = None
     _resume_from: Path | None = None
 
     def __init__(
@@ -59,7 +64,7 @@ class Run(closing.RunState):
         self.config = recipe.config
         self.ckpt_path = ckpt_path
         self.words = words
-        self.final_metrics = {}
+        self.final_metrics: dict[str, Any] = {}
         if command == "fit" and ckpt_path and self.config.checkpoints.resume:
             raise UserError("checkpoints.resume finds the checkpoint itself. Drop it or --ckpt_path.")
         if recipe.changes:

@@ -409,11 +409,11 @@ class IndexTable:
         rows = self._scan(["path", "reason"], "reason IS NOT NULL").to_pylist() if self._table is not None else []
         return [f"{path}: {reason}" for path, reason in sorted((_decoded_path(r["path"]), r["reason"]) for r in rows)]
 
-    def vectors(self, rows: int = 65_536) -> Iterator[tuple[list[int], Tensor]]:
+    def vectors(self) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the keys and vectors (M, D) float32 of all segments in blocks."""
         with self._explained():
             query = self._table.search().where("reason IS NULL").select(["key", "vector"])
-            for batch in query.to_batches(batch_size=rows):
+            for batch in query.to_batches(batch_size=65_536):
                 if batch.num_rows:
                     yield batch["key"].to_pylist(), _tensor(batch["vector"])
 

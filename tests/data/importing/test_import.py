@@ -23,7 +23,7 @@ from tvr_lightning.errors import UserError
 
 
 def bring(dataset: str, source: Path, root: Path, **options) -> ImportReport:
-    return import_dataset(dataset, source, root, progress=False, **options)
+    return import_dataset(dataset, source, root, **options)
 
 
 def write(path: Path, value: object) -> None:

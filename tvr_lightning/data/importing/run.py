@@ -63,7 +63,7 @@ class ImportReport:
 
 
 def import_dataset(
-    dataset: str, source: Path, root: Path, *, layout: str | None = None, way: Way = "link", progress: bool = True
+    dataset: str, source: Path, root: Path, *, layout: str | None = None, way: Way = "link"
 ) -> ImportReport:
     """Import the annotations and videos in `source` into the folder of the dataset in `root`.
 
@@ -90,7 +90,7 @@ def import_dataset(
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(target / name, contents[name])
     (target / "videos").mkdir(exist_ok=True)
-    _import_videos(report, loose, archives, folders, way, progress)
+    _import_videos(report, loose, archives, folders, way)
     placed = (file for folder in set(folders.values()) for file in folder.glob("*") if file.exists())
     present = {(file.parent, stem(file.name)) for file in placed}
     report.absent = [name for name, folder in folders.items() if (folder, name) not in present]
@@ -199,7 +199,6 @@ def _import_videos(
     archives: list[list[Path]],
     folders: dict[str, Path],
     way: Way,
-    progress: bool,
 ) -> None:
     """Link, copy or unpack videos to their folders. Existing ones are kept, so rerunning resumes an interrupted import.
 
@@ -211,7 +210,7 @@ def _import_videos(
         if target.exists() and not target.samefile(file) and not is_same_file(target, file_mark(file)):
             raise UserError(f"{target} already exists and is not {file}. Move it.")
     place = next(iter(folders.values()), Path())
-    with progress_bar(progress) as bar, explain_write_errors(place, "Imported videos are kept."):
+    with progress_bar() as bar, explain_write_errors(place, "Imported videos are kept."):
         title = "linking videos" if way == "link" else "copying videos"
         for file, target in bar.track(targets.items(), description=title):
             if target.exists():
