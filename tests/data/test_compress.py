@@ -180,10 +180,12 @@ def test_your_own_videos_are_copied_with_their_table(originals, tmp_path):
     for name, source in zip(("a.mp4", "b.mov", "deep/c.mp4"), videos(originals), strict=False):
         shutil.copy(source, folder / "videos" / name)
     rows = ["video,caption,split", "a.mp4,a thing,train", "b.mov,another,train", "videos/deep/c.mp4,third,test"]
+    rows += ["clip_0.5,missing,train", "clip_0.7,missing,train"]  # whose names have no suffix
     (folder / "captions.csv").write_text("\n".join(rows) + "\n")
     report = compress_dataset(VideoFolder(root=str(folder)), out, Compression(like="clip4clip"))
-    assert (report.unread, report.new) == ([], 4)
-    data = VideoFolder(root=str(out))
+    missing = [f"{folder}/videos/clip_0.{number}: there is no such file" for number in (5, 7)]
+    assert (report.unread, report.new) == (missing, 4)
+    data = VideoFolder(root=str(out), on_corrupt="skip")
     found = [video.path.relative_to(out).as_posix() for video in data.load_split("train").videos]
     assert found == ["videos/a.mp4", "videos/b.mp4"]
     assert data.copies.how.describe() == "compressed 3 fps 224 like clip4clip"

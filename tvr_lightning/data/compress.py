@@ -12,6 +12,7 @@ from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.copies import MANIFEST, SCHEMA, CopiedFile, Copies, read_copies, state
 from tvr_lightning.data.records import SYNTHETIC_FILE
 from tvr_lightning.data.recover_captions import find_captions
+from tvr_lightning.data.video_files import stem
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import Journal, explain_write_errors, write_whole
 from tvr_lightning.media.compression import Compression, compress, verify_copy
@@ -107,7 +108,7 @@ def _files(data: TextVideoDataModule) -> dict[str, Path]:
     paths = sorted(Path(os.path.relpath(file, data.folder)) for file in files)
     names = {path.as_posix(): data.folder / path for path in paths if path.parts[0] != ".."}
     for video in (video.path for name in data.official_splits for video in data.read_split(name).videos):
-        name = video.relative_to(data.folder).with_suffix(".mp4").as_posix()
+        name = video.with_name(f"{stem(video.name)}.mp4").relative_to(data.folder).as_posix()
         other = names.setdefault(name, video)
         if other != video:
             raise UserError(f"{other} and {video} would both become {name}. Rename one of them.")

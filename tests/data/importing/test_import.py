@@ -6,6 +6,7 @@ import pickle
 import re
 import tarfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -238,12 +239,13 @@ def fill_disk(monkeypatch):
     monkeypatch.setattr(run, "write_whole", full)
 
 
-def encrypted(content: bytes) -> bytes:
+def with_header(offset: int, value: int, content: bytes) -> bytes:
+    """Change a byte in both headers of every member of a zip archive."""
     data = bytearray(content)
-    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags in both headers of every member
+    for signature, start in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         position = -1
         while (position := data.find(signature, position + 1)) >= 0:
-            data[position + offset] |= 1
+            data[position + start + offset] |= value
     return bytes(data)
 
 
@@ -255,7 +257,8 @@ BROKEN = r"MSRVTT_Videos\.zip is truncated or damaged \(.*Download it again and 
     [
         (lambda data: data[: len(data) // 2], BROKEN),
         (lambda data: data[: len(data) // 2] + b"?" + data[len(data) // 2 + 1 :], BROKEN),
-        (encrypted, r"MSRVTT_Videos\.zip is encrypted\. Unpack it, and import the folder with its files\."),
+        (partial(with_header, 0, 1), r"Videos\.zip: File .* is encrypted.*\. Unpack it, and import the folder"),
+        (partial(with_header, 2, 9), r"Videos\.zip: That compression method is not supported\. Unpack it"),  # Deflate64
         (None, r"No space left on device\. Imported videos are kept\. To resume, free disk space, or check"),
     ],
 )

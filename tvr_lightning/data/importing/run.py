@@ -23,7 +23,6 @@ from tvr_lightning.progress import progress_bar
 from tvr_lightning.store.feature_store import file_mark, is_same_file
 
 DEPTH = 2  # levels of subfolders that are searched for annotations
-ENCRYPTED = 0x1  # flag of a member of a zip archive
 PART = re.compile(r"(?P<whole>.+\.tar(\.gz)?)\.part[-_]?(?P<number>\w+)")
 Way = Literal["link", "copy"]
 
@@ -246,6 +245,8 @@ def _import_videos(
                 raise UserError(
                     f"{parts[0]} is truncated or damaged ({error}). Download it again and rerun the command."
                 ) from error
+            except RuntimeError as error:  # encrypted, or compressed by a method that Python does not have
+                raise UserError(f"{parts[0]}: {error}. Unpack it, and import the folder with its files.") from error
 
 
 def _videos_in(parts: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -254,8 +255,6 @@ def _videos_in(parts: list[Path]) -> Iterator[tuple[str, IO[bytes]]]:
         with zipfile.ZipFile(parts[0]) as archive:
             for entry in archive.infolist():
                 if is_video(entry.filename):
-                    if entry.flag_bits & ENCRYPTED:
-                        raise UserError(f"{parts[0]} is encrypted. Unpack it, and import the folder with its files.")
                     with archive.open(entry) as content:
                         yield Path(entry.filename).name, content
         return
