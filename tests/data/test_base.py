@@ -99,6 +99,7 @@ def test_texts_and_videos_have_independent_random_orders(msrvtt):
 def test_results_do_not_depend_on_workers(msrvtt):
     options = {"captions_per_epoch": "one", "train_sampling": "segment-random", "augmentation": "crop-flip"}
     alone, shared = (data_of(msrvtt, num_workers=count, **options) for count in (0, 2))
+    state = torch.get_rng_state()
     loader, captions = shared.train_dataloader(), []
     for epoch in range(2):
         expected, found = pixels_by_video(alone.train_dataloader(), epoch), pixels_by_video(loader, epoch)
@@ -108,6 +109,7 @@ def test_results_do_not_depend_on_workers(msrvtt):
     assert captions[0] != captions[1]
     other = data_of(msrvtt, seed=1, **options).train_dataloader()
     assert pixels_by_video(other).keys() != captions[0]
+    assert torch.equal(state, torch.get_rng_state()), "reading takes random numbers away from dropout"
 
 
 def test_incomplete_batches_and_a_fixed_order_are_optional(msrvtt):

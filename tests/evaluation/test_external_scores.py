@@ -189,7 +189,9 @@ def test_unlisted_pairs_rank_last_and_are_reported(folder):
 
 
 def test_two_matrices_are_compared_on_the_same_queries(folder, case, capsys):
-    better = case["single.similarity"] + 0.5 * torch.eye(60, dtype=torch.float64) * case["single.similarity"].std()
+    single = case["single.similarity"]
+    better = single + 0.5 * torch.eye(60, dtype=torch.float64) * single.std()
+    better += 3 * single.std() * torch.arange(60)[:, None]  # worse in video-to-text: pairs are ordered by text-to-video
     np.save("better.npy", better.numpy())
     assert main(["evaluate", "single.npy", "better.npy", IDS["single"], "--metrics=mrr"]) == 0
     assert "better against single, t2v R@1: +" in capsys.readouterr().out
