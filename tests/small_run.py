@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def small_run(root: Path, runs: Path, *more: str, recipe: str = "clip4clip") -> list[str]:
-    """Options of a small model on a synthetic dataset, without an audit; it trains six steps in two epochs on 16 videos."""
+    """Options of a small model without an audit; it trains six steps in two epochs on 16 synthetic videos."""
     return [
         f"--config={recipe}", "--config=fixture", f"--data.init_args.root={root}", "--data.init_args.batch_size=4",
         "--data.init_args.num_workers=0", "--data.init_args.frames=2", f"--results.directory={runs}",
