@@ -34,8 +34,5 @@ def fork(function: Callable[..., object], *arguments: object) -> BaseProcess:
     """
     process = multiprocessing.get_context("fork").Process(target=function, args=arguments, daemon=True)
     gc.freeze()
-    try:
-        process.start()
-    finally:
-        gc.unfreeze()
+    process.start()
     return process

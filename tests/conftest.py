@@ -1,5 +1,6 @@
 """Fixtures of the whole suite."""
 
+import gc
 import os
 import shutil
 import signal
@@ -30,6 +31,13 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory()
     os.environ.setdefault("MTEB_CACHE", folder.name)
     config.add_cleanup(folder.cleanup)
+    gc.disable()  # until the tests are collected
+
+
+def pytest_collection_finish():
+    """Keep the garbage collector from visiting all imported modules in every test."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
