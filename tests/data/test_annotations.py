@@ -271,7 +271,7 @@ def test_pickles_of_every_protocol_are_read_and_their_code_is_not_run(tmp_path):
         ({MSVD_CLIP: [["a", 3]]}, rf"{MSVD_CLIP}\[0\]\[1\]: expected str, found int"),
         ({7: []}, "key 7: expected str, found int"),
         *((content, r"raw-captions\.pkl: whole file: not a pickle of plain captions")
-          for content in (b"", b"no pickle", b"\x80\x02}q", pickle.dumps(TOKENS)[:-9])),
+          for content in (b"", b"no pickle", b"\x80\x02}q", b"\x80\x04\x95" + b"\xff" * 8, pickle.dumps(TOKENS)[:-9])),
     ],
 )  # fmt: skip
 def test_pickles_with_another_structure_are_refused(tmp_path, content, message):

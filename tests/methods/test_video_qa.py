@@ -212,7 +212,7 @@ def take_a_step(made, data):
     quiet_trainer(max_steps=1, limit_val_batches=0).fit(made, datamodule=data)
 
 
-def test_training_can_start_from_a_retrieval_checkpoint(built, finished_run):
+def test_training_can_start_from_a_retrieval_checkpoint(built, finished_run, tmp_path):
     (made, data), checkpoint = built, finished_run / "checkpoints" / "last.ckpt"
     made.pretrained, made.optimizer_config = str(checkpoint), replace(made.optimizer_config, encoder_lr=0.0)
     take_a_step(made, data)
@@ -220,9 +220,11 @@ def test_training_can_start_from_a_retrieval_checkpoint(built, finished_run):
     encoder = {name: tensor for name, tensor in before.items() if name.startswith("encoder.") and tensor.ndim == 2}
     after = made.method.state_dict()
     torch.testing.assert_close({name: after[name] for name in encoder}, encoder)
-    made.pretrained = "nowhere.ckpt"
-    with pytest.raises(CheckpointError, match=r"nowhere\.ckpt"):
-        take_a_step(made, data)
+    (tmp_path / "cut.ckpt").write_bytes(checkpoint.read_bytes()[:-500])
+    for name, message in (("nowhere.ckpt", "no such checkpoint"), ("cut.ckpt", "cannot be read as a checkpoint")):
+        made.pretrained = str(tmp_path / name)
+        with pytest.raises(CheckpointError, match=rf"{name}: {message}"):
+            take_a_step(made, data)
 
 
 def test_what_a_run_needs_is_named(built, finished_run, recipe):

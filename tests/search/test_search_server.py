@@ -23,7 +23,7 @@ import httpx
 import pytest
 from browser import serving
 from fastapi.routing import APIRoute
-from PIL import Image
+from PIL import Image, features
 from search_parts import LOCAL, app_of, client_of, connect, find, served, write_clip
 
 from tvr_lightning.search.errors import SearchError, UnreadableError
@@ -87,6 +87,11 @@ def image(kind):
     content = io.BytesIO()
     Image.new("RGB", (80, 60), "red").save(content, kind)
     return content.getvalue()
+
+
+def damaged_avif():
+    """Refer to an image that the file does not contain; empty if Pillow is too old for AVIF."""
+    return image("AVIF").replace(b"pitm\0\0\0\0\0\1", b"pitm\0\0\0\0\0\2") if features.check("avif") else b"AVIF"
 
 
 def test_an_uploaded_clip_or_image_finds_videos(client, gallery):
@@ -210,6 +215,7 @@ def clip_without_frames():
         ("image", png(50_000), 422, "the image cannot be read as an image (Image size"),
         ("image", png(9_000), 422, "the image has 9,000 x 9,000 pixels"),
         ("image", image("JPEG")[:300], 422, "the image cannot be read as an image"),
+        ("image", damaged_avif(), 422, "the image "),
         ("sound", b"x", 422, "kind"),
     ],
 )

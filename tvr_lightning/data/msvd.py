@@ -62,7 +62,7 @@ def read_captions(file: Path) -> dict[str, list[list[str]]]:
     """Return the captions of a pickle `{id: [[token, ...], ...]}`, and refuse one with executable objects."""
     try:
         captions = PlainUnpickler(io.BytesIO(file.read_bytes())).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # damaged pickles can fail at any point
         fix = "use the raw-captions.pkl of CLIP4Clip's data package"
         raise malformed(file, "whole file", f"not a pickle of plain captions ({error})", fix) from error
     return cast("dict[str, list[list[str]]]", expect(file, "", captions, {str: [[str]]}))

@@ -38,6 +38,5 @@ def read_image(path: str | Path) -> Image.Image:
         raise
     except UnidentifiedImageError as error:
         raise ImageError(path, f"is not in a supported image format: {', '.join(IMAGE_FORMATS)}") from error
-    # Pillow's errors for damaged files, and for sizes far above the limit
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's decoders raise errors of many classes for damaged files
         raise ImageError(path, f"cannot be read as an image ({str(error) or type(error).__name__})") from error

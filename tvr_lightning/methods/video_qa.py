@@ -41,7 +41,7 @@ from tvr_lightning.methods.dpdv.model import spot_frames
 from tvr_lightning.methods.dpdv.options import ProperFraction
 from tvr_lightning.option_types import Count, Dropout, Role, check
 from tvr_lightning.ranks import Ranks
-from tvr_lightning.training.checkpoints import CheckpointError
+from tvr_lightning.training.checkpoints import CheckpointError, read_checkpoint
 from tvr_lightning.training.distributed import gather_batches, gather_tensor, world_size
 from tvr_lightning.training.module import RecipeModule
 from tvr_lightning.training.optim import OptimizerConfig
@@ -241,10 +241,7 @@ class VideoQuestionAnswering(RecipeModule):
             "answer and are excluded from the loss."
         )
         if self.pretrained is not None:
-            path = Path(self.pretrained)
-            if not path.is_file():
-                raise CheckpointError(f"model.init_args.pretrained: there is no checkpoint {path.absolute()}")
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            checkpoint = read_checkpoint(Path(self.pretrained))
             self.method.on_load_checkpoint(checkpoint)
             self.method.load_state_dict(checkpoint["state_dict"])
 

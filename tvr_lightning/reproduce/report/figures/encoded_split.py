@@ -25,7 +25,7 @@ from tvr_lightning.media.video import DecodedClip, read_clip
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.ranks import text_to_video_ranks
 from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
-from tvr_lightning.training.checkpoints import check_trusted
+from tvr_lightning.training.checkpoints import check_trusted, read_checkpoint
 
 MOST_PAIRS = 256  # in pairwise figures; more would not change what they show
 FEW_VIDEOS = 200  # up to which decoding takes less time than starting a process for it
@@ -100,7 +100,7 @@ def encode_run(run: ReportedRun, trust: Sequence[str] = ()) -> LoadedRun:
     check_trusted(Path(checkpoint), config, trust, results["environment"]["packages"]["tvr-lightning"])
     config["seed_everything"] = results["config"]["seed_everything"]
     module, data = from_recipe([], [f"--config={yaml.safe_dump(config)}"])
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    saved = read_checkpoint(Path(checkpoint))
     module.on_load_checkpoint(saved)
     module.load_state_dict(saved["state_dict"])
     if not isinstance(module, RetrievalModule):
