@@ -28,8 +28,8 @@ def numbers_of(pixels):
     numbers = []
     for frame in pixels.float().mean(1):
         side = frame.shape[-1]
-        centres = [(2 * bit + 1) * side // (2 * BITS) for bit in range(BITS)]
-        upper, lower = frame[side // 4, centres] > 128, frame[3 * side // 4, centres] > 128
+        centers = [(2 * bit + 1) * side // (2 * BITS) for bit in range(BITS)]
+        upper, lower = frame[side // 4, centers] > 128, frame[3 * side // 4, centers] > 128
         assert (upper != lower).all(), "the frame contains no number"
         numbers.append(sum(int(on) << bit for bit, on in enumerate(upper.tolist())))
     return numbers

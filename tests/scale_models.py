@@ -45,7 +45,7 @@ def answering() -> pl.LightningModule:
 
 
 class Questions(Batches):
-    """Batches with a question about each of their pairs, of which two have an answer that is not learnt."""
+    """Batches with a question about each of their pairs, of which two have an answer that is not learned."""
 
     def questions(self, split: str) -> list[QuestionRecord]:
         answers = ["ball", "ball", "ball", "box", "red", "box", "red", "blue"]

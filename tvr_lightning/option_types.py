@@ -86,7 +86,7 @@ CopiesLike = Literal["clip4clip"]
 CAPTION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 CAPTION_PROMPT = "These frames are one part of a video. Describe in one sentence what happens in them."
 FrameSampling = Literal[
-    "one-fps-uniform", "segment-centres", "segment-random", "head", "tail", "int-fps-uniform", "round-fps-uniform",
+    "one-fps-uniform", "segment-centers", "segment-random", "head", "tail", "int-fps-uniform", "round-fps-uniform",
     "round-fps-filled", "container-segments", "uniform-floor", "uniform-round", "one-fps-even",
 ]  # fmt: skip
 """Rules for sampling F frames of a clip, as in docs/protocols.md; those named after released code count its frames."""

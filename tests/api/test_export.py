@@ -57,7 +57,7 @@ def test_the_example_ranks_videos_without_torch_as_the_method_does(kind, tuning,
     assert [found[path] for path in videos] == pytest.approx(expected.tolist(), abs=1e-4)
     assert {path.name for path in tmp_path.iterdir() if path.suffix != ".mp4"} == {"last.ckpt", "exported"}
     assert "WARNING" not in done.stderr
-    (out / "export.json").write_text(json.dumps(settings | {"sampling": "segment-centres"}))
+    (out / "export.json").write_text(json.dumps(settings | {"sampling": "segment-centers"}))
     other = subprocess.run([*done.args[:4], "a dog", videos[0]], capture_output=True, text=True, check=True)
     assert "WARNING: export.json describes other frames" in other.stderr
 

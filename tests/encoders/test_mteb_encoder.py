@@ -61,7 +61,7 @@ class AllFrames:
     """A decoder in memory with every frame of a file, as torchcodec gives them."""
 
     def __init__(self, path):
-        self.frames = read_clip(path, 12, np.asarray, "segment-centres").pixels
+        self.frames = read_clip(path, 12, np.asarray, "segment-centers").pixels
         self.metadata = type("Metadata", (), {"num_frames": 12, "end_stream_seconds": 3.0})
 
     def get_frames_at(self, indices):

@@ -74,7 +74,7 @@ def test_unsupported_preprocessing_is_refused(settings, said):
 def test_preprocessing_is_described_and_impossible_options_are_refused():
     modes, filters = ("shortest", "longest", "squash"), ("bicubic", "bilinear")
     assert len({Preparation(32, kind, mode).describe() for kind in filters for mode in modes}) == 6
-    plain = "224 pixels, bicubic shortest side, centre crop"
+    plain = "224 pixels, bicubic shortest side, center crop"
     assert Preparation(224).describe() == plain
     assert Preparation(224, antialias=False).describe() == f"{plain}, not antialiased"
     with pytest.raises(

@@ -272,7 +272,7 @@ def test_a_run_with_lora_reports_its_parameters_and_its_checkpoint_gives_the_sam
     shown = capsys.readouterr().out
     parameters = re.search(r"parameters: ([\d.]+) million trained, ([\d.]+) million frozen", shown)
     assert 0 < float(parameters[1]) < float(parameters[2])
-    assert f"; {parameters[1]} M trained and {parameters[2]} M frozen parameters, untrained: " in shown
+    assert f"; {parameters[1]} M trainable and {parameters[2]} M frozen parameters, untrained: " in shown
     (run,) = tmp_path.glob("clip4clip-msrvtt/version_0")
     checkpoint = run / "checkpoints" / "last.ckpt"
     assert main(["test", f"--ckpt_path={checkpoint}"]) == 0

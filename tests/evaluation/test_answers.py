@@ -20,7 +20,7 @@ from tvr_lightning.evaluation.results import print_results, write_results
 def results(evaluation, **changes):
     values = {
         "method": "Question answering with CLIP4Clip", "dataset": "MSRVTT-QA", "split": "official", "protocol": "open",
-        "trained_on": "MSRVTT-QA", "evaluation": evaluation, "learnt_answers": 3, "select_on": "last",
+        "trained_on": "MSRVTT-QA", "evaluation": evaluation, "learned_answers": 3, "select_on": "last",
         "checkpoint": None, "skipped": [], "config": {}, "precision": "32-true", "seed": 0,
     }  # fmt: skip
     return AnswerResults(**(values | changes))

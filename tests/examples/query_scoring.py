@@ -31,11 +31,11 @@ class QueryScoringOptions(Options):
 
     Attributes:
         temperature: Divisor of the cosines before the softmax over frames. A large one gives the mean of all frames.
-        learnt: Whether the temperature is trained.
+        learned: Whether the temperature is trained.
     """
 
     temperature: Positive = 0.1
-    learnt: bool = True
+    learned: bool = True
 
 
 @dataclass
@@ -66,7 +66,7 @@ class QueryScoringHead(PairHead):
         super().__init__(dimension, basis=frames)
         # Shape (1,), not (), so that FSDP can shard it.
         start = torch.tensor([math.log(options.temperature)])
-        self.log_temperature = nn.Parameter(start, requires_grad=options.learnt)
+        self.log_temperature = nn.Parameter(start, requires_grad=options.learned)
 
     def temperature(self) -> Tensor:
         """Return the divisor of the cosines, a scalar."""

@@ -60,9 +60,9 @@ def test_the_cheaper_form_is_taken_and_counts_less_memory(features):
 
 def test_the_temperature_trains_at_the_method_s_rate_without_decay_or_not_at_all():
     config = OptimizerConfig(decay="no-bias-no-norm")
-    learnt, fixed = (QueryScoring(TinyClipEncoder(64), QueryScoringOptions(learnt=learnt)) for learnt in (True, False))
-    groups = {group["name"]: group["params"] for group in parameter_groups(learnt, config)}
-    assert groups["method, not decayed"] == [learnt.head.log_temperature]
+    learned, fixed = (QueryScoring(TinyClipEncoder(64), QueryScoringOptions(learned=value)) for value in (True, False))
+    groups = {group["name"]: group["params"] for group in parameter_groups(learned, config)}
+    assert groups["method, not decayed"] == [learned.head.log_temperature]
     assert not any(group["name"].startswith("method") for group in parameter_groups(fixed, config))
 
 

@@ -225,11 +225,11 @@ def test_a_store_of_another_encoder_or_sampling_is_refused_with_both_values(data
             check_store(store, *given)
     for change, message in (
         ({"frames": 4}, "store has 'one-fps-uniform, 3 frames', this run 'one-fps-uniform, 4 frames'"),
-        ({"sampling": "segment-centres"}, "this run 'segment-centres, 3 frames'"),
+        ({"sampling": "segment-centers"}, "this run 'segment-centers, 3 frames'"),
         ({"sampling": "int-fps-uniform"}, "this run 'int-fps-uniform, 3 frames'"),
-        ({"antialias": False}, "centre crop, not antialiased'"),
+        ({"antialias": False}, "center crop, not antialiased'"),
         ({"image_size": 64}, "store has '32 pixels.* this run '64 pixels"),
-        ({"resize_mode": "squash"}, "shortest side, centre crop', this run '32 pixels, bicubic both sides, squashed'"),
+        ({"resize_mode": "squash"}, "shortest side, center crop', this run '32 pixels, bicubic both sides, squashed'"),
         ({"words": 13}, "store has '12 words', this run '13 words'"),
         ({"audio_alignment": "clip30"}, "store has 'whisper duration 30s', this run 'whisper clip30 30s'"),
     ):

@@ -59,14 +59,14 @@ def copied(original, tmp_path_factory):
 def test_a_copy_has_the_frames_and_the_audio_of_the_original(original, copied, span):
     path, made = copied
     assert (made.frames, made.notes) == (22, [])
-    for sampling in ("one-fps-uniform", "head", "segment-centres"):
+    for sampling in ("one-fps-uniform", "head", "segment-centers"):
         found, expected = (
             read_clip(file, frames=6, prepare=Preparation(112), sampling=sampling, span=span)
             for file in (path, original)
         )
         assert found.duration == pytest.approx(expected.duration, abs=1e-3)
         assert torch.equal(found.frame_mask, expected.frame_mask)
-        if sampling == "segment-centres":  # which counts frames, of which there are fewer
+        if sampling == "segment-centers":  # which counts frames, of which there are fewer
             assert (found.timestamps - expected.timestamps).abs().max() < 0.5
         else:
             assert decibels(found.pixels, expected.pixels) > 30

@@ -112,7 +112,7 @@ def test_time_spent_on_decoded_frames_does_not_count(tmp_path, monkeypatch):
             pass
         return Preparation(32)(image)
 
-    read_clip(path, frames=10, sampling="segment-centres", prepare=transform)
+    read_clip(path, frames=10, sampling="segment-centers", prepare=transform)
     assert len(list(frames_at_rate(path, 4, transform))) == 12
 
 

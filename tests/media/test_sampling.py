@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tvr_lightning.media.sampling import Declared, sample_frames
 
 ALL = (
-    "one-fps-uniform", "segment-centres", "segment-random", "head", "tail", "uniform-floor", "uniform-round",
+    "one-fps-uniform", "segment-centers", "segment-random", "head", "tail", "uniform-floor", "uniform-round",
     "one-fps-even",
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_one_frame_per_second_equals_clip4clip(count, rate, frames):
 @given(st.integers(1, 900), st.floats(1, 60), st.integers(1, 64))
 @settings(max_examples=100, deadline=None)
 def test_segment_centers_equal_xpool(count, rate, frames):
-    positions = sample_frames(*constant(count, rate), frames, "segment-centres")
+    positions = sample_frames(*constant(count, rate), frames, "segment-centers")
     assert positions.tolist() == xpool_positions(count, frames)
 
 
@@ -86,7 +86,7 @@ VARIABLE = (np.array([0.0, 0.1, 0.2, 5.0, 9.5]), 10.0)
         # 10.01 seconds contain the start of eleven of them.
         (constant(300, 30000 / 1001), 12, "one-fps-uniform", [0, 29, 59, 89, 119, 149, 179, 209, 239, 269, 299]),
         (VARIABLE, 10, "one-fps-uniform", [0, 2, 2, 2, 2, 3, 3, 3, 3, 3]),  # the frame on screen
-        (VARIABLE, 2, "segment-centres", [2, 3]),
+        (VARIABLE, 2, "segment-centers", [2, 3]),
     ],
 )
 def test_frames_are_sampled_by_time(clip, frames, sampling, expected):
@@ -95,9 +95,9 @@ def test_frames_are_sampled_by_time(clip, frames, sampling, expected):
 
 def test_spans_do_not_depend_on_the_start_time_of_a_clip():
     times, duration = constant(100, 10.0)
-    positions = sample_frames(times, duration, 5, "segment-centres", (3.0, 6.0))
+    positions = sample_frames(times, duration, 5, "segment-centers", (3.0, 6.0))
     assert (positions - 30).tolist() == xpool_positions(30, 5)
-    for sampling in ("one-fps-uniform", "segment-centres"):
+    for sampling in ("one-fps-uniform", "segment-centers"):
         moved = sample_frames(times - 7.3, duration, 6, sampling, (2.0, 8.0))
         assert moved.tolist() == sample_frames(times, duration, 6, sampling, (2.0, 8.0)).tolist()
         assert set(sample_frames(times[::10], duration, 3, sampling, (4.4, 4.5)).tolist()) == {4}
@@ -145,7 +145,7 @@ def test_released_segments_use_the_declared_number_of_frames():
     ],
 )
 def test_invalid_spans_and_a_missing_generator_are_refused(options, message):
-    arguments = {"times": np.arange(10.0), "duration": 10.0, "frames": 4, "sampling": "segment-centres"} | options
+    arguments = {"times": np.arange(10.0), "duration": 10.0, "frames": 4, "sampling": "segment-centers"} | options
     with pytest.raises(ValueError, match=message):
         sample_frames(**arguments)
 

@@ -51,7 +51,7 @@ def test_frames_equal_those_of_decoding_everything(tmp_path, options):
     with av.open(str(path)) as container:
         everything = [prepared(frame.to_image()) for frame in container.decode(video=0)]
     assert len(everything) == 65
-    for sampling in ("one-fps-uniform", "segment-centres", "head", "tail"):
+    for sampling in ("one-fps-uniform", "segment-centers", "head", "tail"):
         clip = read(path, 7, sampling=sampling)
         for pixels, time in zip(clip.pixels, clip.timestamps, strict=True):
             np.testing.assert_array_equal(pixels.numpy(), everything[round(float(time) * 10)])
@@ -93,7 +93,7 @@ def test_unneeded_frames_are_not_decoded(tmp_path):
 @pytest.mark.parametrize(
     ("frames", "sampling", "numbers", "padding"),
     [(25, "one-fps-uniform", [0, 10, 20], 3), (1, "one-fps-uniform", [0], 5),
-     (3, "segment-centres", [0, 1, 2, 2, 2, 2], 0)],
+     (3, "segment-centers", [0, 1, 2, 2, 2, 2], 0)],
 )  # fmt: skip
 def test_short_clips_are_padded_or_repeat_their_last_frame(tmp_path, frames, sampling, numbers, padding):
     path = write_video(tmp_path / "clip.mp4", frames)
@@ -109,7 +109,7 @@ def test_a_span_contains_the_frames_of_its_time(tmp_path):
     path = write_video(tmp_path / "clip.mp4", 100, options=SHORT_GROUPS)
     clip = read(path, 6, span=(3.0, 7.0))
     assert numbers_of(clip.pixels[clip.frame_mask]) == [30, 40, 50, 60]
-    assert numbers_of(read(path, 2, span=(9.0, 60.0), sampling="segment-centres").pixels) == [92, 97]
+    assert numbers_of(read(path, 2, span=(9.0, 60.0), sampling="segment-centers").pixels) == [92, 97]
     with pytest.raises(VideoError, match=r"clip.mp4: the span \(10.5, 12.0\) begins after its last frame"):
         read(path, span=(10.5, 12.0))
 
@@ -120,7 +120,7 @@ def test_parts_of_a_file_are_the_clips_of_their_spans(tmp_path, name):
     parts = lambda duration: [(0.0, duration / 2), (2.0, 3.0), (duration / 2, duration)]  # noqa: E731
     clips = read_parts(path, parts, frames=4, prepare=Preparation(64))
     for span, clip in zip([(0.0, 5.0), (2.0, 3.0), (5.0, 10.0)], clips, strict=True):
-        alone = read(path, 4, sampling="segment-centres", span=span)
+        alone = read(path, 4, sampling="segment-centers", span=span)
         assert torch.equal(clip.pixels, alone.pixels)
         assert torch.equal(clip.timestamps, alone.timestamps)
     with pytest.raises(VideoError, match="begins after its last frame"):
@@ -134,8 +134,8 @@ def test_frames_of_variable_rate_are_sampled_by_time(tmp_path):
     clip = read(path, 8)
     torch.testing.assert_close(clip.timestamps, torch.arange(8.0), atol=2e-3, rtol=0)
     assert numbers_of(clip.pixels) == [0, 20, 40, 60, 80, 82, 84, 86]
-    centres = read(path, 8, sampling="segment-centres").timestamps
-    assert (centres - torch.arange(0.5, 8)).abs().max() <= 0.5
+    centers = read(path, 8, sampling="segment-centers").timestamps
+    assert (centers - torch.arange(0.5, 8)).abs().max() <= 0.5
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_rotation_is_applied(tmp_path):
 def test_frames_without_timestamps_have_the_declared_rate(tmp_path):
     path = write_video(tmp_path / "clip.mp4", 60, options={"bf": "0"})
     assert probe(path).timed
-    timed = {sampling: read(path, sampling=sampling) for sampling in ("one-fps-uniform", "segment-centres", "tail")}
+    timed = {sampling: read(path, sampling=sampling) for sampling in ("one-fps-uniform", "segment-centers", "tail")}
     stop_clock(path)
     for sampling, expected in timed.items():
         clip = read(path, sampling=sampling)
@@ -202,7 +202,7 @@ def test_frames_without_timestamps_have_the_declared_rate(tmp_path):
 def test_frames_with_equal_timestamps_are_selected_after_decoding(tmp_path):
     stamps = [100 * n for n in range(10)] + [1000 + 50 * n for n in range(20)]
     path = stop_clock(write_video(tmp_path / "clip.mp4", 30, stamps=stamps, options={"bf": "0"}), only_first=True)
-    clip = read(path, 4, sampling="segment-centres")
+    clip = read(path, 4, sampling="segment-centers")
     assert numbers_of(clip.pixels) == [12, 17, 23, 28]
     torch.testing.assert_close(clip.timestamps, (torch.tensor([12, 17, 23, 28]) - 10) / 20)
 
@@ -269,7 +269,7 @@ def test_real_clips_equal_decoding_everything(test_data, monkeypatch):
         clips / "mmaction_test.avi",  # two frames in a packet, which are decoded once
     ]:
         opened.clear()
-        clip = read(path, 5, sampling="segment-centres")
+        clip = read(path, 5, sampling="segment-centers")
         assert path.suffix != ".avi" or len(opened) == 1
         with open_file(str(path)) as container:
             frames = list(container.decode(video=0))

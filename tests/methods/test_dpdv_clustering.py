@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tvr_lightning.layers.patch_selector import first_largest
 from tvr_lightning.methods.dpdv.patch_merging import dpc_knn, merge_tokens
 
-RULES = ["paper", "neighbours", "hbi"]
+RULES = ["paper", "neighbors", "hbi"]
 
 
-def plain_clusters(points, clusters, neighbours, rule):
-    """The definition, token by token: log densities, deltas, centres and assignment."""
+def plain_clusters(points, clusters, neighbors, rule):
+    """The definition, token by token: log densities, deltas, centers and assignment."""
     count = len(points)
     scale = math.sqrt(len(points[0])) if rule == "hbi" else 1.0
     distance = [[math.dist(a, b) / scale for b in points] for a in points]
     log_density = []
     for i in range(count):
-        others = sorted(distance[i][j] for j in range(count) if rule != "neighbours" or j != i)[:neighbours]
+        others = sorted(distance[i][j] for j in range(count) if rule != "neighbors" or j != i)[:neighbors]
         values = [d * d for d in others] if rule == "hbi" else others
         log_density.append(-sum(values) / len(values) if values else 0.0)
     delta = []
@@ -29,21 +29,21 @@ def plain_clusters(points, clusters, neighbours, rule):
         largest = max(map(max, distance)) if rule == "hbi" else max(distance[i])
         delta.append(min(denser) if denser else largest)
     value = [log_density[i] + (math.log(delta[i]) if delta[i] else -math.inf) for i in range(count)]
-    centre = sorted(range(count), key=lambda i: -value[i])[:clusters]  # sorting keeps the order of equals
+    center = sorted(range(count), key=lambda i: -value[i])[:clusters]  # sorting keeps the order of equals
     assignment = []
     for i in range(count):
         assignment.append(
-            centre.index(i) if i in centre else min(range(clusters), key=lambda k: distance[i][centre[k]])
+            center.index(i) if i in center else min(range(clusters), key=lambda k: distance[i][center[k]])
         )
-    return log_density, delta, centre, assignment
+    return log_density, delta, center, assignment
 
 
-def check(points, clusters, neighbours, rule):
-    found = dpc_knn(torch.tensor(points, dtype=torch.float64), clusters, neighbours, rule)
-    log_density, delta, centre, assignment = plain_clusters(points, clusters, neighbours, rule)
+def check(points, clusters, neighbors, rule):
+    found = dpc_knn(torch.tensor(points, dtype=torch.float64), clusters, neighbors, rule)
+    log_density, delta, center, assignment = plain_clusters(points, clusters, neighbors, rule)
     torch.testing.assert_close(found.density, torch.tensor(log_density, dtype=torch.float64).exp())
     torch.testing.assert_close(found.delta, torch.tensor(delta, dtype=torch.float64))
-    assert found.centre.tolist() == centre
+    assert found.center.tolist() == center
     assert found.assignment.tolist() == assignment
 
 
@@ -63,7 +63,7 @@ def test_tokens_are_clustered_by_the_definition(data):
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_tokens_have_a_defined_result(rule):
     found = dpc_knn(torch.full((2, 6, 8), 0.3), 3, 3, rule)
-    assert found.centre.tolist() == [[0, 1, 2]] * 2
+    assert found.center.tolist() == [[0, 1, 2]] * 2
     assert found.assignment.tolist() == [[0, 1, 2, 0, 0, 0]] * 2
     assert torch.equal(found.delta, torch.zeros(2, 6))
     assert torch.equal(merge_tokens(torch.full((2, 6, 8), 0.25), found.assignment, 3), torch.full((2, 3, 8), 0.25))

@@ -29,7 +29,7 @@ def test_the_numbers_of_patches_are_those_of_the_paper(ratio, patches, counts):
     assert merged.shape == (2, 2, counts[-1], 16)
 
 
-CHANGES = {"neighbours": [1], "density": ["neighbours", "hbi"], "weights": ["scored"], "heads": [4], "keys": ["merged"]}
+CHANGES = {"neighbors": [1], "density": ["neighbors", "hbi"], "weights": ["scored"], "heads": [4], "keys": ["merged"]}
 CHANGES |= {"stages": [2], "ratio": [0.4]}
 
 

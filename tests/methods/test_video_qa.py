@@ -148,7 +148,7 @@ def test_a_run_reports_its_questions_and_answers(trained, asked):
     folder, results, _ = trained
     evaluation = results["evaluation"]
     answers = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["answers"]
-    assert results["learnt_answers"] == len(answers) == 5
+    assert results["learned_answers"] == len(answers) == 5
     assert evaluation["questions"] == evaluation["asked"] == len(asked)
     assert evaluation["unknown_answers"] == sum(entry["answer"] not in answers for entry in asked)
     assert evaluation["majority"] == pytest.approx(100 * sum(e["answer"] == answers[0] for e in asked) / len(asked))

@@ -63,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
     """Parser of the arguments of a command, which are in `known` by name; refuses others with a UserError."""
 
     def __init__(self, command: Command) -> None:
-        sections = " and ".join(f"--{section}.*" for section in command.sections)
+        sections = ", ".join(f"--{section}.*" for section in command.sections)
         more = f"Options {sections} override those of the recipes, as for `tvr fit`.\n\n" if sections else ""
         more = train.recipes_and_options() if command.sections == RECIPE else more
         super().__init__(

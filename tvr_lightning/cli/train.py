@@ -73,12 +73,15 @@ def fit(
 def recipes_and_options() -> str:
     """Return the end of the help of fit, validate, test, and predict: recipes and common options."""
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    groups = {"methods": [name for name in names if "-" not in name and name not in OVERLAYS], "overlays": OVERLAYS}
+    groups = {
+        "methods": [name for name in names if name not in OVERLAYS and not name.startswith("fixture-")],
+        "overlays": OVERLAYS,
+    }
     for folder in ("data", "backbone", "tuning", "hardware", "variants"):
         groups[folder] = [f"{folder}/{path.stem}" for path in sorted((RECIPES / folder).glob("*.yaml"))]
     lines = []
     for title, found in groups.items():
-        listed = f"  {title:<10}{textwrap.shorten(' '.join(found), 3 * 100, placeholder=' ...')}"
+        listed = f"  {title:<10}{' '.join(found)}"
         lines += textwrap.wrap(listed, 118, subsequent_indent=" " * 12, break_on_hyphens=False)
     return EPILOG.format(recipes="\n".join(lines))
 

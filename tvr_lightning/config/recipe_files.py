@@ -35,7 +35,7 @@ def find_recipe(name: str | Path, option: str = "--config") -> Path:
     own = RECIPES / inside.with_name(f"{inside.name.removesuffix('.yaml')}.yaml") if inside.name else RECIPES
     if own.is_file():
         return own
-    packaged = [Path("recipes") / file.relative_to(RECIPES) for file in RECIPES.rglob("*.yaml")]
+    packaged = [file.relative_to(RECIPES).with_suffix("") for file in RECIPES.rglob("*.yaml")]
     nearest_first = [*path.parent.glob("*.yaml"), *sorted(packaged, key=lambda file: (len(file.parts), file))]
     there = {file.stem: file for file in reversed(nearest_first)}
     near = difflib.get_close_matches(path.name.removesuffix(".yaml").removesuffix(".yml"), there, n=1)

@@ -181,7 +181,7 @@ class TextVideoDataModule(AnnotatedDataset, LightningDataModule):
         if self.sampling == "segment-random":
             raise UserError(
                 "sampling 'segment-random' would make evaluation random; set it as train_sampling and keep a "
-                "deterministic sampling such as 'segment-centres' for evaluation"
+                "deterministic sampling such as 'segment-centers' for evaluation"
             )
 
     @property

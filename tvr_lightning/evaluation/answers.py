@@ -88,11 +88,11 @@ class AnswerResults(RunResults):
 
     Attributes:
         evaluation: accuracies.
-        learnt_answers: size of the answer vocabulary.
+        learned_answers: size of the answer vocabulary.
     """
 
     evaluation: AnswerEvaluation
-    learnt_answers: int
+    learned_answers: int
 
     @override
     def rows(self) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ class AnswerResults(RunResults):
     @override
     def notes(self) -> list[str]:
         found = self.evaluation
-        lines = [f"{found.questions} of {found.asked} questions · {self.learnt_answers} answers"]
+        lines = [f"{found.questions} of {found.asked} questions · {self.learned_answers} answers"]
         if found.unknown_answers:
             lines.append(
                 f"{found.unknown_answers} questions have an answer that is not in the training data; they count as "

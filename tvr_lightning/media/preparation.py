@@ -30,7 +30,7 @@ FrameTransform = Callable[[Image.Image], Pixels]
 """Transform from an RGB frame of any size to pixels (S, S, 3), or (H, W, 3) if it stays unchanged."""
 
 _MODES = {
-    "shortest": "shortest side, centre crop",
+    "shortest": "shortest side, center crop",
     "longest": "longest side, black borders",
     "squash": "both sides, squashed",
 }

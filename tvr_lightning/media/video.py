@@ -60,7 +60,7 @@ def read_parts(
     divide: Callable[[float], Sequence[Span | None]],
     frames: int,
     prepare: FrameTransform,
-    sampling: FrameSampling = "segment-centres",
+    sampling: FrameSampling = "segment-centers",
     generator: np.random.Generator | None = None,
 ) -> list[DecodedClip]:
     """Decode F frames of each span (None: the whole file) that `divide` returns for the duration of a file.

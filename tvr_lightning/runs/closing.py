@@ -196,7 +196,7 @@ def close(run: Run, checkpoint: str | None, saved: dict[str, Any] | None) -> Non
             split=data.split,
             protocol=split.protocol,
             evaluation=evaluation,
-            learnt_answers=len(model.vocabulary),
+            learned_answers=len(model.vocabulary),
             warnings=[*data.warnings, *run.recipe.replaced],
             **details,
         )

@@ -176,7 +176,7 @@ class Run:
         weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad) / 1e6
-        fitted = f"{trained:.2f} M trained and {size - trained:.2f} M frozen"
+        fitted = f"{trained:.2f} M trainable and {size - trained:.2f} M frozen"
         parts = fitted if self.command == "fit" else f"{size:.2f} M"
         where = f"; writes to {trainer.run_folder}" if trainer.run_folder else ""
         line = f"{self.model.title} on {self.datamodule.full_title}: {devices}, precision {trainer.precision}"

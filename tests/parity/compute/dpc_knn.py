@@ -16,7 +16,7 @@ def compute_dpc_knn(case):
     tokens, given = case.input("tokens"), case.config  # (B, T, D)
     heads, ratio = int(given.get("num_heads", 8)), float(given.get("sample_ratio", 0.5))
     released = {"density": "hbi", "weights": "scored", "keys": "merged"}
-    options = PatchMerging(ratio=ratio, stages=1, neighbours=int(given.get("k", 5)), heads=heads, **released)
+    options = PatchMerging(ratio=ratio, stages=1, neighbors=int(given.get("k", 5)), heads=heads, **released)
     stage = PatchMergingStage(len(case.checkpoint["block.norm1.weight"]), options)
     load(stage, case.checkpoint, NAMES, str(case.path))
     (clusters,) = options.schedule(tokens.shape[1])

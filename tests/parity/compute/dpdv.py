@@ -26,7 +26,7 @@ HEAD_NAMES = {
 VIEWS = ("macro", "micro")
 PATHS = ("spot", "recover")
 PAIRS = [(view, path) for view in VIEWS for path in PATHS]
-RULES = {"": "paper", ".self_excluded": "neighbours", ".hbi": "hbi"}
+RULES = {"": "paper", ".self_excluded": "neighbors", ".hbi": "hbi"}
 
 
 def head_of(case, **changes):
@@ -48,7 +48,7 @@ def merge(case, patches):
     options = PatchMerging(
         ratio=float(given.get("patch_ratio", 0.5)),
         stages=len({name.split(".")[1] for name in case.checkpoint if name.startswith("pfmm.")}),
-        neighbours=int(given.get("knn", 3)),
+        neighbors=int(given.get("knn", 3)),
         heads=int(given.get("attention_heads", 8)),
     )
     merging = PatchFeatureMerging(patches.shape[-1], options).double()
@@ -57,9 +57,9 @@ def merge(case, patches):
     counts = given.get("patch_sizes", [])[1:] or options.schedule(patches.shape[2])
     for number, (stage, clusters) in enumerate(zip(merging.stages, counts, strict=True)):
         for suffix, rule in RULES.items():
-            clustered = dpc_knn(patches, clusters, options.neighbours, rule)
-            for name in ("density", "delta", "centre", "assignment"):
-                found[f"pfmm.{number}.{name}{suffix}"] = getattr(clustered, name)
+            clustered = dpc_knn(patches, clusters, options.neighbors, rule)
+            for name, tensor in zip(("density", "delta", "centre", "assignment"), clustered, strict=True):
+                found[f"pfmm.{number}.{name}{suffix}"] = tensor
             found[f"pfmm.{number}.merged{suffix}"] = merge_tokens(patches, clustered.assignment, clusters)
         patches = stage(patches.flatten(0, 1), clusters).unflatten(0, patches.shape[:2])
         found[f"pfmm.{number}.after_attention"] = patches

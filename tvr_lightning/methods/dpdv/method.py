@@ -18,7 +18,7 @@ Deviations:
 - a single frame: paper not stated; here it is in both paths, because it cannot be divided.
 - patch merging in the original pair: paper not stated; here of all frames, because otherwise the KL terms would compare
   different quantities.
-- neighbours and heads of the merging: paper states neither k of the clustering nor the attention's heads; here 3 and 8,
+- neighbors and heads of the merging: paper states neither k of the clustering nor the attention's heads; here 3 and 8,
   as in HBI (`patch_reduction`).
 - divergence: paper does not state softmaxes, scale or reduction; here over rows and columns of the scaled logits, the
   mean over the batch, literally KL(original || path) (`divergence`).

@@ -20,8 +20,8 @@ Pathway = Literal["spot", "recover"]
 MacroInteraction = Literal["weighted-sum", "weighted-max", "ucofia", "mean"]
 MicroInteraction = Literal["weighted-max", "ucofia", "mean"]
 ProperFraction = Annotated[float, Range(above=0, below=1)]
-DensityRule = Literal["paper", "neighbours", "hbi"]
-"""`paper` is exp(-mean of the k smallest distances), including the token itself at 0; `neighbours` excludes it;
+DensityRule = Literal["paper", "neighbors", "hbi"]
+"""`paper` is exp(-mean of the k smallest distances), including the token itself at 0; `neighbors` excludes it;
 `hbi` is HBI's and TCFormer's exp(-mean of squared distances), with distances divided by sqrt(D) and the
 token itself included, and the distance of the densest token is the largest distance of the whole set."""
 
@@ -65,7 +65,7 @@ class PatchMerging(PatchReduction):
         ratio: share of the patches that a stage keeps as centers, rounded up (Table S10): .5 reduces 49 to 25, 13, 7
             and .75 to 37, 28, 21. Its row ".25" (49 to 4, 1, 1) is not a quarter: .0625 gives it.
         stages: number of merging stages (Table S10).
-        neighbours: k of the density (Eq. 7). Not stated; TCFormer uses 5, HBI 3, so the default is 3.
+        neighbors: k of the density (Eq. 7). Not stated; TCFormer uses 5, HBI 3, so the default is 3.
         density: formula of the density, see `dpc_knn`; `paper` is the paper's.
         weights: `mean` of a cluster (the paper: "merge"), or `scored` as in HBI and TCFormer: tokens pass a
             convolution and a LayerNorm, and are weighted by a learned score.
@@ -76,7 +76,7 @@ class PatchMerging(PatchReduction):
 
     ratio: Annotated[float, Range(above=0, at_most=1)] = 0.5
     stages: Count = 3
-    neighbours: Count = 3
+    neighbors: Count = 3
     density: DensityRule = "paper"
     weights: Literal["mean", "scored"] = "mean"
     heads: Count = 8

@@ -20,12 +20,12 @@ class Clusters(NamedTuple):
 
     density: Tensor  # (..., T), larger for tokens with near neighbors
     delta: Tensor  # (..., T), distance to the nearest denser token
-    centre: Tensor  # (..., K) int64, positions of the centers, by decreasing density times delta
-    assignment: Tensor  # (..., T) int64, position in `centre` of the cluster of each token
+    center: Tensor  # (..., K) int64, positions of the centers, by decreasing density times delta
+    assignment: Tensor  # (..., T) int64, position in `center` of the cluster of each token
 
 
 @torch.no_grad()
-def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: DensityRule = "paper") -> Clusters:
+def dpc_knn(tokens: Tensor, clusters: int, neighbors: int = 3, density: DensityRule = "paper") -> Clusters:
     """Cluster the tokens (..., T, D) of each set around K density peaks (Eq. 7 and the text around it).
 
     Centers are dense tokens far from all denser ones; every other token joins its nearest center. The first of several
@@ -39,26 +39,26 @@ def dpc_knn(tokens: Tensor, clusters: int, neighbours: int = 3, density: Density
         distance = torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
         if density == "hbi":
             distance = distance / math.sqrt(tokens.shape[-1])
-        log_density = _log_density(distance, neighbours, density)
+        log_density = _log_density(distance, neighbors, density)
         denser = log_density.unsqueeze(-2) > log_density.unsqueeze(-1)  # [i, j]: j is denser than i
         largest = distance.amax((-2, -1)).unsqueeze(-1) if density == "hbi" else distance.amax(-1)
         nearest = distance.masked_fill(~denser, torch.inf).amin(-1)
         delta = torch.where(denser.any(-1), nearest, largest)
-        centre = first_largest(log_density + delta.log(), clusters)
-        to_centres = distance.gather(-1, centre.unsqueeze(-2).expand(*distance.shape[:-1], clusters))
+        center = first_largest(log_density + delta.log(), clusters)
+        to_centers = distance.gather(-1, center.unsqueeze(-2).expand(*distance.shape[:-1], clusters))
         number = torch.arange(clusters, device=distance.device)
-        assignment = torch.where(to_centres == to_centres.amin(-1, keepdim=True), number, clusters).amin(-1)
+        assignment = torch.where(to_centers == to_centers.amin(-1, keepdim=True), number, clusters).amin(-1)
         # A center that is equal to another one keeps its own cluster.
-        assignment = assignment.scatter(-1, centre, number.expand_as(centre))
-        return Clusters(log_density.exp(), delta, centre, assignment)
+        assignment = assignment.scatter(-1, center, number.expand_as(center))
+        return Clusters(log_density.exp(), delta, center, assignment)
 
 
-def _log_density(distance: Tensor, neighbours: int, rule: DensityRule) -> Tensor:
+def _log_density(distance: Tensor, neighbors: int, rule: DensityRule) -> Tensor:
     count = distance.shape[-1]
-    if rule == "neighbours" and count > 1:
+    if rule == "neighbors" and count > 1:
         itself = torch.eye(count, dtype=torch.bool, device=distance.device)
         distance, count = distance.masked_fill(itself, torch.inf), count - 1
-    nearest = distance.sort(dim=-1).values[..., : min(neighbours, count)]
+    nearest = distance.sort(dim=-1).values[..., : min(neighbors, count)]
     return -(nearest.square() if rule == "hbi" else nearest).mean(-1)
 
 
@@ -126,7 +126,7 @@ class PatchMergingStage(nn.Module):
         weight = None
         if self.scored is not None:
             tokens, weight = self.scored(tokens)
-        found = dpc_knn(tokens, clusters, self.options.neighbours, self.options.density)
+        found = dpc_knn(tokens, clusters, self.options.neighbors, self.options.density)
         return merge_tokens(tokens, found.assignment, clusters, weight), tokens
 
     def forward(self, tokens: Tensor, clusters: int) -> Tensor:

@@ -245,7 +245,7 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key.startsWith("Arrow") && !(event.altKey || event.ctrlKey || event.metaKey || event.shiftKey)) {
     const inQuery = event.target === $("query");
     if (typing && !(inQuery && event.key === "ArrowDown")) return;
-    const next = neighbour(event.key);
+    const next = neighbor(event.key);
     if (next) {
       event.preventDefault();
       next.focus();
@@ -254,7 +254,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 /* Where an arrow leads: left and right in the order of the list, up and down in the column, up from the top to the query. */
-function neighbour(key) {
+function neighbor(key) {
   const items = [...document.querySelectorAll("#answers li, #start:not([hidden]) li")];
   const target = (item) => item?.querySelector(".play");
   const here = items.findIndex((item) => item.contains(document.activeElement));

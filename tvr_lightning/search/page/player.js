@@ -1,5 +1,5 @@
 "use strict";
-/* The large player: one video with sound, its moments, and the way to its neighbours in the list it came from. */
+/* The large player: one video with sound, its moments, and the way to its neighbors in the list it came from. */
 const player = { list: [], place: -1, video: null, returnTo: null };
 
 /* 2:03.4, or 1:02:03.4 from an hour on. */

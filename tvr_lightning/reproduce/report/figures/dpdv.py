@@ -33,7 +33,7 @@ def measure_merging(encoded: EncodedSplit) -> dict[str, Any]:
     members = []
     for stage, clusters in zip(merging.stages, schedule, strict=True):
         seen = tokens if stage.scored is None else stage.scored(tokens)[0]
-        member = dpc_knn(seen, clusters, stage.options.neighbours, stage.options.density).assignment.gather(1, member)
+        member = dpc_knn(seen, clusters, stage.options.neighbors, stage.options.density).assignment.gather(1, member)
         members.append(member.unflatten(0, (videos, count)))
         tokens = stage(tokens, clusters)
     rows = [int(torch.nonzero(encoded.video_index == index)) for index in batch.index.cpu()]
