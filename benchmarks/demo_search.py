@@ -46,18 +46,18 @@ def ask(run: Path, videos: Path, out: Path) -> bool:
         raise SystemExit(status)
     known = texts[texts["rank"] == 1]
     print(
-        f"\nThe test ranked the matching video first for {len(known)} of {len(texts)} held-out captions. Searching for "
-        f"{min(ASKED, len(known))} of them:"
+        f"\nThe test ranked the matching video first, without ties, for {len(known)} of {len(texts)} held-out captions. "
+        f"Searching for {min(ASKED, len(known))} of them:"
     )
-    places = []
+    found = []
     with Searcher(out) as searcher:
         for query, video in zip(known["query"][:ASKED], known["video"][:ASKED], strict=True):
             answer = searcher.search(SearchQuery(query=query, top=SHOWN))
-            places.append(next((r.rank for r in answer.results if Path(r.path).stem == video), None))
+            found.append(next((r.rank for r in answer.results if Path(r.path).stem == video), None))
             print(f'\ntvr search "{query}"')
             show(answer, as_json=False)
-            print(f"The video of this caption is {video}: " + (f"place {places[-1]}" if places[-1] else "not shown"))
-    return places[:1] == [1]
+            print(f"The video of this caption is {video}: " + (f"rank {found[-1]}" if found[-1] else "not shown"))
+    return found[:1] == [1]
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ def test_the_demo_search_finds_the_video_of_its_first_example(finished_run, msrv
     assert re.findall(r'^tvr search "(.*)"$', done.stdout, re.MULTILINE) == first["query"][:3].tolist()
     answers = re.findall(r"^  1\. .*/(\w+)\.mp4$", done.stdout, re.MULTILINE)
     assert answers == first["video"][:3].tolist()
-    assert f"The video of this caption is {answers[0]}: place 1\n" in done.stdout
+    assert f"The video of this caption is {answers[0]}: rank 1\n" in done.stdout
     wrong = ranks.assign(rank=1)
     wrong["video"] = wrong["video"].iloc[::-1].to_numpy()
     wrong.to_parquet(run / "ranks.parquet")

@@ -101,7 +101,7 @@ def _score_warnings(scores: Tensor, truth: GroundTruth, ranks: tuple[Ranks, Rank
     for ranked, items in zip(ranks, ("texts", "videos"), strict=True):
         tied = int((ranked.tied > 1).sum())
         if tied > MANY_TIES * len(ranked):
-            yield f"ties: the matches of {tied} of {len(ranked)} {items} score the same as another item"
+            yield f"ties: the matches of {tied:,} of {len(ranked):,} {items} score the same as another item"
     if (by_column and not by_row) or (zeros > MANY_ZEROS and of_video > 0.5 > of_text):
         yield (
             "transposed?: a softmax or a choice of candidates is usually over the videos of a text, but here over the "

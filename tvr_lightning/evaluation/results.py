@@ -120,7 +120,7 @@ class Results(RetrievalTable, RunResults):
 
     @override
     def notes(self) -> list[str]:
-        lines = [f"SumR {self.sum_of_recalls:.1f} · {self.texts} texts, {self.videos} videos"]
+        lines = [f"SumR {self.sum_of_recalls:.1f} · {self.texts:,} texts, {self.videos:,} videos"]
         if self.post_processing:
             seen = "uses the whole test set" if self.transductive else "uses no other test query"
             how = "measured" if self.audit and self.audit["transductive"] else "as declared"

@@ -222,9 +222,9 @@ def resolution(results: pd.DataFrame, finished: Mapping[str, Sequence[ReportedRu
         key = row["direction"], row["dataset"] or "the test set", len(ranks), len(video.unique())
         best[key] = row["measured"], effective_queries(ranks.found_within(1), video)
     for (direction, dataset, queries, videos), (recall, worth) in sorted(best.items()):
-        of_videos = f" on {videos} videos (effectively {worth:.0f} unrelated ones)" if videos < queries else ""
+        of_videos = f" on {videos:,} videos (effectively {worth:,.0f} unrelated ones)" if videos < queries else ""
         yield (
-            f"{dataset}, {direction}: {queries} queries{of_videos} resolve a difference of "
+            f"{dataset}, {direction}: {queries:,} queries{of_videos} resolve a difference of "
             f"{smallest_difference(recall, worth):.1f} points at R@1 {recall:.1f} (95 %, unrelated errors)"
         )
 
