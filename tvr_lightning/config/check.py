@@ -280,7 +280,7 @@ def short_name(class_path: str) -> str:
 def _check_exists(where: str, module: str, name: str, classes: dict[str, Any]) -> None:
     near = nearest(name, classes)
     if not module:
-        own = "Name a class of your own with its module, as module.Class"
+        own = "Name a class of your own with its module, as module.Class."
         raise UserError(f"{where}.class_path is {name}, which does not exist. {near} {own}")
     try:
         if hasattr(importlib.import_module(module), name):
