@@ -1,6 +1,7 @@
 """The audit passes honest scores and catches planted leaks, stating the effect on R@1."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from typing import ClassVar
@@ -68,6 +69,13 @@ def batch_statistics(text, video):
     return Scores(honest(text, video).similarity + 0.3 * cosines(text, video).mean(0, keepdim=True))
 
 
+def nearly_equal(text, video, leak=0.0):
+    """Scores of a hardly trained method, whose last digit depends on the size of the block, as in matrix products."""
+    scores = cosines(text, video)
+    rounded = len(text) % 4 * torch.finfo(torch.float32).eps
+    return Scores(1 + 1e-4 * (scores + leak * scores.mean(0, keepdim=True)) + rounded)
+
+
 def lookup_by_pair(text, video):
     """Add a bonus if the positions agree, as code could that keeps captions in the order of their videos."""
     positions = torch.arange(len(text)).unsqueeze(1) // (len(text) // len(video) or 1)
@@ -91,6 +99,8 @@ def test_honest_scores_pass_and_scores_that_leak_are_caught():
     assert (audit.texts, audit.videos) == (TEXTS, VIDEOS)
     audit = audit_scores(*given, score=batch_statistics)
     assert max(finding.change for finding in audit.findings if finding.leaks) > 0.01
+    assert not audit_scores(*given, score=nearly_equal).leaks
+    assert audit_scores(*given, score=functools.partial(nearly_equal, leak=0.3)).leaks
     audit = audit_scores(*given, score=lookup_by_pair)
     assert audit.leaks
     assert audit.recall_with_help == 100.0

@@ -25,6 +25,7 @@ from tvr_lightning.ranks import text_to_video_ranks
 # Largest change that counts as floating-point noise, in standard deviations of the scores. Blocks of other shapes
 # change float32 scores by about 1e-6 of them; leaks that affect a rank change scores by orders of magnitude more.
 NOISE = 1e-4
+ROUNDING = 8 * torch.finfo(torch.float32).eps  # the same relative to the largest score, if all are nearly equal
 MOVED = 1e-3  # the same for normalized scores, in median absolute deviations
 
 Features = tuple[TextFeatures, VideoFeatures]
@@ -154,8 +155,10 @@ def audit_scores(
 
 def compare_scores(experiment: str, expected: Tensor, found: Tensor, noise: float = NOISE) -> Finding:
     """Compare two scorings (N, M) of the same pairs, in units of the deviation of `expected`."""
-    change = float((expected.double() - found.double()).abs().max()) / deviation(expected)
-    return Finding(experiment, change, not change <= noise)
+    change = float((expected.double() - found.double()).abs().max())
+    rounded = change <= ROUNDING * float(expected.abs().max())
+    relative = change / deviation(expected)
+    return Finding(experiment, relative, not (relative <= noise or rounded))
 
 
 def deviation(scores: Tensor) -> float:
