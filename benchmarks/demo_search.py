@@ -46,8 +46,8 @@ def ask(run: Path, videos: Path, out: Path) -> bool:
         raise SystemExit(status)
     known = texts[texts["rank"] == 1]
     print(
-        f"\nThe test ranked the matching video first, without ties, for {len(known)} of {len(texts)} held-out captions. "
-        f"Searching for {min(ASKED, len(known))} of them:"
+        f"\nThe test ranked the matching video first, without ties, for {len(known)} of {len(texts)} held-out "
+        f"captions. Searching for {min(ASKED, len(known))} of them:"
     )
     found = []
     with Searcher(out) as searcher:
