@@ -82,7 +82,7 @@ def tiny_plan(root, folder, table="gaid-1", only=("clip4clip",), extra="", **set
 
 
 def test_a_run_writes_its_card_and_is_not_repeated(root, tmp_path, monkeypatch):
-    plan, out, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), tmp_path / "out", []
+    plan, out, said = tiny_plan(root, tmp_path, only=("clip4clip", "x-pool")), tmp_path / "new" / "out", []
 
     class Refusing(LocalEngine):
         refused = False
