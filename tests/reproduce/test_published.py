@@ -83,6 +83,9 @@ def test_the_command_shows_rows_and_notes_in_all_formats(capsys, monkeypatch):
     assert all(part in text for part in ("C=V_frame", "49.1", "inconsistent in the paper"))
     assert len(list(csv.DictReader(io.StringIO(shown("--format=csv"))))) == 6
     assert json.loads(shown("--format=json"))[0]["recall_1"] == 47.4
+    assert main(["published", "--paper=gare", "--table=1"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "T2VLA" in line and "t2v" in line)
+    assert row.split()[-2:] == ["4.0", "-"], "a column with some values is shown"
     found = {row.method for row in select_published(method="gare")}
     assert "GARE (Ours)" in found
     assert all("gare" in method.lower() for method in found)
