@@ -43,8 +43,11 @@ def test_items_of_an_earlier_call_do_not_count_for_the_speed(capsys, monkeypatch
     monkeypatch.setattr(progress, "SECONDS", 0.1)
     with progress_bar() as bar:
         task = bar.add_task("videos", total=1000, completed=900)
+        bar.add_task("a video of unknown length", total=0)
         time.sleep(0.15)
-        assert "videos: 900/1000\n" in capsys.readouterr().out
+        shown_first = capsys.readouterr().out
+        assert "videos: 900/1000\n" in shown_first
+        assert "0/0" not in shown_first
         bar.advance(task, 1)
         time.sleep(0.15)
         bar.advance(task, 1)

@@ -96,7 +96,7 @@ def progress_bar(shown: bool = True) -> Iterator[Progress]:
 
     def write() -> None:
         for task in bar.tasks:
-            if not task.finished:
+            if task.total and not task.finished:
                 done = f"{task.description}: {task.completed:.0f}/{task.total:.0f}"
                 print(f"{done}, {pace.render(task)}".removesuffix(", "), flush=True)
 

@@ -75,6 +75,7 @@ def test_a_run_stopped_by_sigterm_resumes_to_bit_identical_weights(msrvtt, tmp_p
     assert "stopped by SIGTERM after step 2 and saved" in capsys.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
     assert main([*arguments, RESUME]) == 0
+    assert re.search(r"parameters, weights of \S+/running\.ckpt; writes to", capsys.readouterr().out)
     whole = last(tmp_path / "whole")
     assert differences(last(tmp_path / "stopped"), whole) == []
     assert whole["global_step"] == 6

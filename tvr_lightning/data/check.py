@@ -123,8 +123,8 @@ def write_report(report: Report, path: Path) -> None:
 def print_report(report: Report) -> None:
     """Print the number of videos and texts, and the problems and warnings by kind, each with its first entries."""
     console = Console(highlight=False)
-    seen = ", ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
-    console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}) {seen}")
+    seen = "; ".join(f"{name}: {report.videos[name]} videos, {report.texts[name]} texts" for name in report.videos)
+    console.print(f"[bold]{report.dataset}[/bold] ({report.protocol}); {seen}")
     for kind, found in _by_kind(report.problems).items():
         # All files have the same parents, which are in the JSON report.
         rows = [("/".join(Path(p.file).parts[-2:]), p.entry, p.message, p.fix) for p in found]

@@ -173,7 +173,8 @@ class Run:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         devices = name if trainer.world_size == 1 else f"{trainer.world_size} x {name}"
         start = closing.starting_weights(self)
-        weights = f"weights of {self.ckpt_path}" if self.ckpt_path else f"{start.kind}: {start.start}"
+        checkpoint = self._resume_from or self.ckpt_path
+        weights = f"weights of {checkpoint}" if checkpoint else f"{start.kind}: {start.start}"
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad) / 1e6
         fitted = f"{trained:.2f} M trainable and {size - trained:.2f} M frozen"

@@ -219,7 +219,7 @@ class VideoEncoder:
 
     def _long(self, file: VideoFile, progress: Progress | None) -> Rows:
         """Read and encode a video segment by segment."""
-        bar = progress.add_task(escape(printable(file.path.name)), total=0) if progress else None
+        bar = progress.add_task(escape(f"{printable(file.path.name)}, seconds"), total=0) if progress else None
         rows: Rows = []
         try:
             duration = probe(file.path).duration
