@@ -128,7 +128,7 @@ def test_a_span_has_its_own_part_of_the_audio(tmp_path):
 
 def test_a_span_starts_with_the_frame_on_screen(tmp_path):
     path = write_clip(tmp_path / "slow.mkv", tone(20.0), seconds=20.0, fps=Fraction(1, 4))  # frames at 0, 4, 8, ... s
-    read = MediaReader(3, Preparation(32), "segment-centres", audio=AudioOptions("whisper"))
+    read = MediaReader(3, Preparation(32), "segment-centers", audio=AudioOptions("whisper"))
     for span, windows in (
         ((7.0, 15.0), [[0, 25], [25, 150], [150, 400]]),
         ((3.0, 8.0), [[0, 25], [25, 250], [25, 250]]),
