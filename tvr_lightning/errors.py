@@ -1,8 +1,12 @@
 """Errors that a user can fix: the command line prints their message instead of a traceback."""
 
+import errno
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""Errors of writing on a full or read-only disk."""
 
 
 class UserError(ValueError):

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,16 @@ def test_help_and_simple_errors_do_not_import_torch(tmp_path_factory, monkeypatc
 def test_a_folder_that_cannot_be_created_is_reported_in_one_line(capsys):
     line = "tvr: /proc/nowhere: No such file or directory (-v shows the traceback)"
     assert error_of(["data", "synth", "msvd", "--root", "/proc/nowhere"], capsys) == line
+
+
+def test_a_full_disk_is_reported_in_one_line(msrvtt, tmp_path, capsys):
+    video, limits = msrvtt / "msrvtt" / "videos" / "video0.mp4", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        line = error_of(["data", "show", str(video), "--out", str(tmp_path / "page.svg")], capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert line == "tvr: File too large (-v shows the traceback)"
 
 
 LATER = {

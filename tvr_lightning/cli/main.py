@@ -11,7 +11,7 @@ from tvr_lightning import __version__
 from tvr_lightning.cli.commands import COMMANDS, DATA, RECIPE, Command, CommandParser, parse
 from tvr_lightning.config.check import check_before_parsing
 from tvr_lightning.config.recipe_files import read_recipe
-from tvr_lightning.errors import MissingAssetError, UserError
+from tvr_lightning.errors import DISK_FULL, MissingAssetError, UserError
 from tvr_lightning.runs.log import VERBOSE, is_verbose
 
 FIRST_STEPS = """
@@ -55,9 +55,10 @@ def main(args: Sequence[str] | None = None) -> int:
             return 141
         raise
     except OSError as error:
-        if is_verbose() or not error.filename:
+        if is_verbose() or not (error.filename or error.errno in DISK_FULL):
             raise
-        print(f"tvr: {error.filename}: {error.strerror} (-v shows the traceback)", file=sys.stderr)
+        file = f"{error.filename}: " if error.filename else ""
+        print(f"tvr: {file}{error.strerror} (-v shows the traceback)", file=sys.stderr)
         return UserError.exit_status
     return status
 

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from tvr_lightning.data.base import TextVideoDataModule
 from tvr_lightning.data.records import Problem, Split, VideoRecord, shared_videos
 from tvr_lightning.errors import abbreviated
+from tvr_lightning.files import write_whole
 from tvr_lightning.media.container import MediaError
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.read_many import read_all
@@ -117,7 +118,7 @@ def write_report(report: Report, path: Path) -> None:
     """Write the whole report as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n"
-    path.write_text(content, encoding="utf-8", errors="backslashreplace")
+    write_whole(path, content.encode("utf-8", errors="backslashreplace"))
 
 
 def print_report(report: Report) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from tvr_lightning.data.audio_alignment import frame_cells, log_mel
+from tvr_lightning.files import replace_whole
 from tvr_lightning.media.audio import SAMPLE_RATE, STEPS_PER_SECOND, read_audio
 from tvr_lightning.media.preparation import Preparation
 from tvr_lightning.media.video import read_clip
@@ -64,4 +65,5 @@ def preview(video: Path, out: Path, *, frames: int, sampling: FrameSampling = "o
     spectrogram.set(xlabel="seconds", ylabel="log-mel band", xlim=(0, max(length, 0.01)))
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110)
+    with replace_whole(out) as file:
+        figure.savefig(file, dpi=110, format=out.suffix[1:].lower())

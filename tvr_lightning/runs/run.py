@@ -1,6 +1,5 @@
 """Run of a recipe by fit, validate, test, or predict: its trainer, folder, resuming, and results."""
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
@@ -23,7 +22,7 @@ from tvr_lightning.config.check import explained
 from tvr_lightning.config.recipe import Recipe, ResultsConfig, recipe_parser, with_defaults
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.config.roles import recipe_roles, roles_of_option
-from tvr_lightning.errors import UserError, abbreviated
+from tvr_lightning.errors import DISK_FULL, UserError, abbreviated
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.files import write_whole
 from tvr_lightning.methods.video_qa import VideoQuestionAnswering
@@ -38,7 +37,6 @@ from tvr_lightning.training.options import changed_options
 
 # Parts of gloo and NCCL errors if another process has ended.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "Connection was likely closed")
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class Run:
@@ -297,7 +295,7 @@ class Run:
                 "ran out. Resume the run with --checkpoints.resume=true."
             ) from error
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in DISK_FULL:
                 raise
             raise UserError(
                 f"{error.filename or 'A file of the run'} could not be written ({error.strerror}). Free disk "
