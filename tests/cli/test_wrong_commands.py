@@ -77,7 +77,7 @@ WITHOUT_TORCH = {
     "data synth msrvt": "data synth: dataset is msrvt; expected msrvtt, didemo, lsmdc, activitynet, vatex, msvd, or",
     "data synth": "data synth: the following arguments are required: dataset. `tvr data synth --help`",
     "data show empty": "data show: video empty is a folder; name a file",
-    "extract --config gaer": "--config gaer: no such file; did you mean recipes/gare.yaml?",
+    "extract --config gaer": "--config gaer: no such file; did you mean gare?",
     "evaluate nowhere.npy": "evaluate: scores nowhere.npy: no such file; looked for it at ",
     "index nowhere": "index: videos nowhere: no such file or folder; looked for it at ",
     "search dog": "search: --index index: no such folder; make one with tvr index VIDEOS... --out index",
