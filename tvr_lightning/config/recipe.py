@@ -175,8 +175,8 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """Return all sections as plain values."""
         # Nulls are kept, because a missing value would mean the default.
-        text = recipe_parser().dump(self.config, skip_validation=True, skip_unset=False)
-        sections: dict[str, Any] = yaml.safe_load(text)
+        text = recipe_parser().dump(self.config, skip_validation=True, skip_unset=False, format="json")
+        sections: dict[str, Any] = json.loads(text)
         return sections
 
     def check(self, stage: str | None = None) -> None:
@@ -238,8 +238,8 @@ class Recipe:
         seed = self.config.seed_everything
         if seed is not False:
             self.config.seed_everything = seed_everything(None if seed is True else seed, workers=True)
-        text = parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
-        sections = yaml.safe_load(text)
+        text = parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True, format="json")
+        sections = json.loads(text)
         kinds = [(partial(_build_recorded, sections[name], name), kind, True) for name, kind in CLASSES.items()]
         with self._checkpoint_follows(), explained():
             return _with_integers(parser.instantiate(self.config, instantiators=kinds), vars(self.config.trainer))
