@@ -36,7 +36,7 @@ def interrupt(tmp_path, ended):
 
 
 def test_an_interrupted_extraction_can_be_resumed(synthetic, tmp_path, interrupt):
-    recipe = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic('msrvtt', 40)}"]
+    recipe = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic('msrvtt', 28)}"]
     words = ["extract", *recipe, f"--out={tmp_path / 'features'}", "--batch_size=1", "--num_workers=2"]
     assert interrupt(words, "*.safetensors") == "tvr: extract was interrupted; rerun the command to resume"
 

@@ -292,7 +292,8 @@ def test_commands_with_a_recipe_accept_its_options(msrvtt, tmp_path, capsys):
     full = capsys.readouterr().out
     assert main(["data", "stats", *data]) == 0
     assert full != capsys.readouterr().out
-    assert main(["audit", *data[:-2], "--videos=4", "--model.init_args.evaluation.normalization=DualSoftmax"]) == 0
+    small = [*data[:-2], "--data.init_args.frames=2", "--model.init_args.encoder.init_args.width=64"]
+    assert main(["audit", *small, "--videos=4", "--model.init_args.evaluation.normalization=DualSoftmax"]) == 0
     assert "uses the whole set of test queries" in capsys.readouterr().out
-    small = ["--model.init_args.encoder.init_args.width=64", "--parts=text", "--parts", "frames", "--num_workers=0"]
-    assert main(["extract", *data[:-2], *small, "--out", str(tmp_path / "features")]) == 0
+    parts = ["--parts=text", "--parts", "frames", "--num_workers=0"]
+    assert main(["extract", *small, *parts, "--out", str(tmp_path / "features")]) == 0

@@ -259,12 +259,13 @@ def test_options_of_a_users_own_method_need_override_whatever_their_names(saved,
 
 
 def test_the_overlay_of_another_dataset_replaces_that_of_the_training(finished_run, synthetic, tmp_path, capsys):
-    didemo = ("--config=data/didemo", f"--data.init_args.root={synthetic('didemo')}")
+    root = synthetic("didemo", 8)
+    didemo = ("--config=data/didemo", f"--data.init_args.root={root}")
     found = evaluate(tmp_path, finished_run / "checkpoints" / "last.ckpt", *didemo)
     assert "trained on synthetic MSR-VTT, tested on synthetic DiDeMo" in printed(capsys)
     assert (found["trained_on"], found["dataset"]) == ("synthetic MSR-VTT", "synthetic DiDeMo")
     assert "9k" not in found["protocol"]
     data = found["config"]["data"]["init_args"]
-    assert (data["split"], data["frames"], data["words"], data["root"]) == ("lists", 64, 64, str(synthetic("didemo")))
+    assert (data["split"], data["frames"], data["words"], data["root"]) == ("lists", 64, 64, str(root))
     (table,) = tmp_path.glob("clip4clip-didemo/*/results.csv")
     assert set(pd.read_csv(table)["trained_on"]) == {"synthetic MSR-VTT"}

@@ -242,7 +242,7 @@ def test_intervals_and_comparisons_take_captions_of_a_video_together(tmp_path, m
 
 def test_predictions_of_a_method_give_its_test_results(synthetic, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    root = synthetic("msvd")
+    root = synthetic("msvd", 8)
     evaluation = "--model.init_args.evaluation"
     more = ("--config=data/msvd", "--config=fixture", f"{evaluation}.audit=0", f"{evaluation}.top_k=1000")
     options = [*small_run(root, tmp_path / "runs", *more), f"--data.init_args.root={root}"]
@@ -400,7 +400,7 @@ def test_a_trec_run_names_texts_by_numeric_ids_and_videos_by_any_word(folder, fi
 
 
 def test_texts_of_several_captions_are_found_by_their_words(folder, synthetic):
-    root = synthetic("msvd")
+    root = synthetic("msvd", 8)
     split = MSVD(root=str(root)).read_split("test")
     order = torch.randperm(len(split.texts), generator=torch.Generator().manual_seed(0)).tolist()
     texts = [split.texts[text] for text in order]
