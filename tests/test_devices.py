@@ -1,6 +1,5 @@
 """Training on two devices: real processes, gloo, no GPU."""
 
-import copy
 import json
 from pathlib import Path
 
@@ -82,23 +81,26 @@ def test_a_resumed_run_continues_its_sharded_queues(msrvtt, tmp_path):
     assert torch.equal(resumed[stored][:12], queues[stored][:12])
 
 
-def train_on_two_devices(rank, root, folder):
-    """Queues of NCL, without an exchange of buffers, losses of CLIP4Clip in bf16, and optimizer states of GARE."""
-    options = {"ncl": [], "clip4clip": [], "gare": [FREEZE]}
-    built = {name: small(RECIPES / f"{name}.yaml", *given, root=root)[0] for name, given in options.items()}
-    method = comparable(built["ncl"])
+def train_on_two_devices(rank, root):
+    """Queues of NCL, without an exchange of buffers, and losses of CLIP4Clip in bf16."""
+    method = comparable(small(RECIPES / "ncl.yaml", root=root)[0])
     _, state = trained(method, Batches(method, 2), strategy=DDPStrategy(broadcast_buffers=False))
     found = {"queues": {name: tensor for name, tensor in state.items() if "queue" in name}}
     for name, strategy in strategies().items():
-        method = descending(copy.deepcopy(built["clip4clip"]))
+        method = descending(small(RECIPES / "clip4clip.yaml", root=root)[0])
         layer = method.encoder.clip.transformer.resblocks[0].mlp.c_fc
         layer.register_forward_pre_hook(lambda layer, _, name=name: found.update({name: layer.weight.dtype}))
         losses, weights = trained(method, Batches(method, 2), strategy=strategy, precision="bf16-mixed")
         found[f"{name} losses"] = losses
         found[f"{name} stored in"] = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    return found
+
+
+def resume_on_two_devices(rank, root, folder):
+    """Save checkpoints of GARE, and of runs that resume them under each strategy."""
 
     def step(name, path, start=None):
-        method = copy.deepcopy(built["gare"])
+        method = small(RECIPES / "gare.yaml", FREEZE, root=root)[0]
         data = Batches(method, 1)
         data.batches = [batch[rank::2] for batch in data.batches]
         trainer = quiet_trainer(devices=2, strategy=strategies()[name], max_epochs=2 if start else 1)
@@ -109,17 +111,18 @@ def train_on_two_devices(rank, root, folder):
         step(first, start := f"{folder}/{first}.ckpt")
         for then in strategies():
             step(then, f"{folder}/{first} {then}.ckpt", start)
-    return found
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return tmp_path_factory.mktemp("checkpoints")
+def checkpoints(msrvtt, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_processes(resume_on_two_devices, 2, str(msrvtt), str(folder))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def two_devices(msrvtt, checkpoints):
-    return run_processes(train_on_two_devices, 2, str(msrvtt), str(checkpoints))
+def two_devices(msrvtt):
+    return run_processes(train_on_two_devices, 2, str(msrvtt))
 
 
 def test_queues_are_equal_on_two_devices_without_an_exchange(two_devices):
@@ -136,8 +139,9 @@ def test_fsdp2_gathers_blocks_in_bf16_and_trains_as_ddp_does(two_devices):
         assert found["fsdp2 losses"] == pytest.approx(found["ddp losses"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("ddp", "fsdp2"), ("fsdp2", "ddp")])
-def test_a_run_resumes_under_another_strategy_with_the_state_of_its_optimizer(two_devices, checkpoints, first, then):
+def test_a_run_resumes_under_another_strategy_with_the_state_of_its_optimizer(checkpoints, first, then):
     saved = (torch.load(checkpoints / f"{first} {name}.ckpt", weights_only=True) for name in (first, then))
     one, other = (checkpoint["optimizer_states"][0] for checkpoint in saved)
     assert [group["params"] for group in one["param_groups"]] == [group["params"] for group in other["param_groups"]]

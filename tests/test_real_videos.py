@@ -37,6 +37,7 @@ def test_real_clips_train_and_evaluate(clips, test_data, tmp_path):
     assert results["skipped"] == []
 
 
+@pytest.mark.slow
 def test_fifteen_real_msrvtt_clips_train_and_evaluate_and_missing_ones_are_counted(test_data, tmp_path, capsys):
     options = small_run(test_data / "annotations", tmp_path, *SHORT)
     assert main(["fit", *options, "--data.init_args.on_corrupt=skip"]) == 0

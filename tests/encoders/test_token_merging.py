@@ -40,7 +40,9 @@ def video(frames=4, items=2):
     return Media(pixels, torch.ones(items, frames).bool())
 
 
-@pytest.mark.parametrize(("number", "architecture"), [(0, "ViT-B-32"), (1, "ViT-B-16")])
+@pytest.mark.parametrize(
+    ("number", "architecture"), [(0, "ViT-B-32"), pytest.param(1, "ViT-B-16", marks=pytest.mark.slow)]
+)
 def test_tokens_and_operations_are_those_of_the_released_code(parity_cases, number, architecture):
     counts = json.loads((parity_cases / "tempme_counts.json").read_text())[number]
     options, side = TempMe(), 224

@@ -203,6 +203,7 @@ def test_the_detectable_difference_of_unrelated_failures_on_a_thousand_queries()
     assert detectable_difference(difference[:1]) == math.inf
 
 
+@pytest.mark.slow
 def test_the_simulations_of_the_page_can_be_repeated(tmp_path):
     script = Path(__file__).parents[2] / "benchmarks" / "interval_coverage.py"
     subprocess.run([sys.executable, script, "--quick", f"--out={tmp_path}"], check=True, capture_output=True)

@@ -140,6 +140,7 @@ def killed_after(seconds, dataset, out, ended):
     return process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_an_extraction_killed_at_random_moments_resumes_to_the_same_store(dataset, extracted, tmp_path, ended):
     whole, kills = extracted[1].seconds, 0
     for attempt in range(40):

@@ -84,6 +84,7 @@ def test_frames(frames_case, test_data, monkeypatch):
     report(frames_case, compared, wrong)
 
 
+@pytest.mark.slow
 def test_pixels(pixels_case, test_data):
     compared, wrong = 0, []
 
@@ -121,6 +122,7 @@ def test_tokens(tokens_case):
     report(tokens_case, compared, wrong)
 
 
+@pytest.mark.slow
 def test_sets(sets_case, test_data):
     case, root, facts = json.loads(sets_case.read_text()), str(test_data / "annotations"), {}
     for name, expected in case["lsmdc_test"].items():

@@ -31,7 +31,7 @@ def averages(saved):
     [
         pytest.param(EMA, "last", id="ema-last"),
         pytest.param(EMA, "best", id="ema-best", marks=pytest.mark.slow),
-        pytest.param(SWA, "last", id="swa-last"),
+        pytest.param(SWA, "last", id="swa-last", marks=pytest.mark.slow),
     ],
 )
 def test_the_table_of_a_run_with_averaged_weights_is_that_of_its_checkpoint(callback, name, msrvtt, tmp_path):

@@ -120,6 +120,7 @@ HOOKS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_any_hook_of_its_last_step_resumes_exactly(msrvtt, tmp_path):
     arguments = options(msrvtt, tmp_path / "runs", "gare", EVERY_STEP)
     strike_everywhere("SIGKILL", 5, tmp_path, arguments)

@@ -83,7 +83,7 @@ def test_a_window_is_read_as_a_clip_of_the_same_span(scenes, sources):
         assert clip.times.tolist() == pytest.approx(expected.timestamps.tolist())
 
 
-@pytest.mark.parametrize(("kind", "count"), [("shots", 6), ("windows", 3)])
+@pytest.mark.parametrize(("kind", "count"), [("shots", 6), pytest.param("windows", 3, marks=pytest.mark.slow)])
 def test_a_long_video_is_found_by_its_moments(scenes, sources, tmp_path, kind, count):
     videos, out = tmp_path / "videos", tmp_path / "index"
     write_clip(videos / "short.mp4", 1)

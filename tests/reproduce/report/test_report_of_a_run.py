@@ -202,6 +202,7 @@ def test_figures_are_measured_again_only_if_the_run_was_repeated(finished, run, 
     assert "Training curves" in page_of(tmp_path, run)
 
 
+@pytest.mark.slow
 def test_folders_of_fit_also_have_a_report(finished, run, tmp_path, monkeypatch):
     """The folder in which the card's run trained is one of `tvr fit`: same values, curves, and figures."""
     for name in ("fit/version_0", "fit/100% #1"):

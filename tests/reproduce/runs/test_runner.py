@@ -51,6 +51,7 @@ data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, captions_per_epoch:
 """
 
 
+@pytest.mark.slow
 def test_runs_share_an_encoder_and_its_stored_features(root, tmp_path):
     plan = tiny_plan(root, tmp_path, "gaid-9", ("gaid-dsl",), share="features")
     out, said = tmp_path / "out", []
