@@ -61,6 +61,12 @@ def test_splits_follow_the_table(root, tmp_path):
     assert len(data(tmp_path).read_split("val").videos) == 6
 
 
+def test_all_captions_of_held_out_videos_are_queries(copy):
+    write_table(copy / "captions.csv", [{**row, "caption": row["caption"] + end} for row in ROWS[1:] for end in "ab"])
+    held_out = data(copy, holdout=4).read_split("val")
+    assert (len(held_out.videos), len(held_out.texts)) == (4, 8)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_every_form_of_table_gives_the_same_splits(root, copy, suffix):
     split = {video: "test" if i < 4 else "train" for i, video in enumerate(CAPTIONS)}
