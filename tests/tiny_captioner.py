@@ -2,16 +2,8 @@
 
 from pathlib import Path
 
-from tiny_transformers import save_random
+from tiny_transformers import WORDS, qwen_tokenizer, save_random
 
-WORDS = [
-    "a", "red", "blue", "green", "circle", "square", "star", "moves", "left", "right", "up", "down", "grows", "then",
-    "on", "the", "plain", "background",
-]  # fmt: skip
-SPECIAL = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
-    "<|video_pad|>", "[UNK]",
-]  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {% for c in m['content'] %}{% if c['type'] == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %} <|im_end|> "
@@ -21,9 +13,7 @@ TEMPLATE = (
 
 def save_tiny_captioner(folder: Path, template: str | None = TEMPLATE) -> Path:
     """Write config, seeded weights, processor, and tokenizer into `folder`."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
-        PreTrainedTokenizerFast,
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
         Qwen2_5_VLProcessor,
@@ -31,13 +21,7 @@ def save_tiny_captioner(folder: Path, template: str | None = TEMPLATE) -> Path:
         Qwen2VLVideoProcessor,
     )
 
-    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL[1:7],
-    )  # fmt: skip
+    tokenizer, vocabulary = qwen_tokenizer(WORDS)
     pixels = {"shortest_edge": 28 * 28, "longest_edge": 56 * 56}
     processor = Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(size=pixels),

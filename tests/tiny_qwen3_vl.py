@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tiny_captioner import SPECIAL, WORDS
-from tiny_transformers import save_random
+from tiny_transformers import WORDS, qwen_tokenizer, save_random
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {% for c in m['content'] %}{% if c['type'] == 'video' %}"
@@ -14,9 +13,7 @@ TEMPLATE = (
 
 def save_tiny_qwen3_vl(folder: Path) -> dict[str, int]:
     """Write config, seeded weights, processor, and tokenizer into `folder`, and return the vocabulary."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
-        PreTrainedTokenizerFast,
         Qwen2VLImageProcessor,
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
@@ -24,14 +21,7 @@ def save_tiny_qwen3_vl(folder: Path) -> dict[str, int]:
         Qwen3VLVideoProcessor,
     )
 
-    names = [*SPECIAL, *WORDS, "yes", "no", *"0123456789", "<", ".", "seconds", ">"]
-    vocabulary = {word: index for index, word in enumerate(names)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL[1:7],
-    )  # fmt: skip
+    tokenizer, vocabulary = qwen_tokenizer([*WORDS, "yes", "no", *"0123456789", "<", ".", "seconds", ">"])
     pixels = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64 * 8}
     processor = Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(size=pixels, patch_size=16),

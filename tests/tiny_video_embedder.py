@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tiny_captioner import SPECIAL, WORDS
-from tiny_transformers import save_random
+from tiny_transformers import WORDS, qwen_tokenizer, save_random
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|> {{ m['role'] }} {% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -19,9 +18,7 @@ def save_tiny_embedder(folder: Path, pooling: bool = True) -> Path:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
-        PreTrainedTokenizerFast,
         Qwen2VLImageProcessor,
         Qwen3VLConfig,
         Qwen3VLModel,
@@ -29,16 +26,8 @@ def save_tiny_embedder(folder: Path, pooling: bool = True) -> Path:
         Qwen3VLVideoProcessor,
     )
 
-    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS, *DIGITS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     # Digits alone, so that every time has its own tokens.
-    words.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=SPECIAL[1:7], model_max_length=8192,
-    )  # fmt: skip
+    tokenizer, vocabulary = qwen_tokenizer([*WORDS, *DIGITS], digits=True, model_max_length=8192)
     processor = Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(
             size={"shortest_edge": 32 * 32, "longest_edge": 64 * 64}, patch_size=16, merge_size=2
