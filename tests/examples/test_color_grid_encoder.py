@@ -11,6 +11,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import MissingWeightsError
 from tvr_lightning.encoders.pretrained import weights_follow
+from tvr_lightning.synthetic import synthesize
 
 HERE = Path(__file__).parent
 RECIPE, FEATURES = HERE / "color_grid_encoder.yaml", HERE.parent.parent / "recipes" / "features.yaml"
@@ -73,10 +74,11 @@ def test_weights_come_from_their_file_or_from_a_checkpoint(encoder, tmp_path):
         assert ColorGridEncoder.required_files(weights=str(path)) == []
 
 
-def test_it_trains_is_extracted_and_searches(msrvtt, tmp_path, capsys, caplog):
+def test_it_trains_is_extracted_and_searches(tmp_path, capsys, caplog):
+    synthesize("msrvtt", tmp_path, 16, 0, workers=1, progress=False)
     store, weights = tmp_path / "features", tmp_path / "encoder.pt"
     options = [
-        f"--data.init_args.root={msrvtt}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
+        f"--data.init_args.root={tmp_path}", "--data.init_args.batch_size=8", "--data.init_args.num_workers=0",
         "--data.init_args.frames=2", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1",
         "--trainer.max_steps=10", "--trainer.enable_progress_bar=false",
     ]  # fmt: skip
@@ -95,7 +97,7 @@ def test_it_trains_is_extracted_and_searches(msrvtt, tmp_path, capsys, caplog):
     assert main([*heads, f"--results.directory={tmp_path / 'heads'}"]) == 0
     assert f"features from the store {store}: text, frames;" in caplog.text
 
-    videos, out = sorted(map(str, (msrvtt / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
+    videos, out = sorted(map(str, (tmp_path / "msrvtt" / "videos").iterdir()))[:3], str(tmp_path / "index")
     trust, checkpoint = ["--trust", "examples.color_grid_encoder"], str(run / "checkpoints" / "last.ckpt")
     assert main(["index", *videos, "--out", out, "--ckpt_path", checkpoint, *trust]) == 0
     capsys.readouterr()

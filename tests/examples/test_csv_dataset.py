@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,18 @@ from examples.csv_dataset import CsvDataset
 from tvr_lightning.cli import main
 from tvr_lightning.data.check import check
 from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.synthetic import synthesize
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
 
 
 @pytest.fixture(scope="module")
-def root(msrvtt, tmp_path_factory) -> Path:
+def root(tmp_path_factory) -> Path:
     """Parent folder of a dataset with 12 training and 4 test videos; the first has two captions."""
     root = tmp_path_factory.mktemp("data")
-    shutil.copytree(msrvtt / "msrvtt", root / "csv")
+    synthesize("msrvtt", root, 16, 0, workers=1, progress=False)
+    (root / "msrvtt").rename(root / "csv")
     rows = [("test" if i < 4 else "train", f"video{i}.mp4", f"caption {i}") for i in range(16)]
     with (root / "csv" / "captions.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("split", "video", "caption"), ("test", "video0.mp4", "another"), *rows])
