@@ -71,7 +71,7 @@ def test_own_slices_train_as_released_on_any_number_of_devices(index, world, res
             length, cosine = compared(found, released, part)
             if case.precision == "float16":  # the released code against itself, with exchanged pairs: 0.9985 to 0.9994
                 assert abs(length - 1) < 0.01
-                assert cosine > 0.999
+                assert cosine > 0.9985
             else:
                 limit = 1e-6 * (float(released[part].norm()) if case.precision == "float64" else 1)
                 assert float((found[part] - released[part]).norm()) < limit
