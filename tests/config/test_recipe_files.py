@@ -29,6 +29,9 @@ def test_a_recipe_that_is_missing_or_would_run_code_is_refused(command, tmp_path
         error = error_of([*command, "--config", name], capsys)
         near = "recipes/tcmgc.yaml" if in_checkout and name.startswith("recipes/") else "tcmgc"
         assert f"--config {name}: no such file; did you mean {near}?" in error
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("data: " + 100_000 * "[")
+    assert f"--config {deep}: not a recipe" in error_of([*command, f"--config={deep}"], capsys)
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
     error = error_of([*command, f"--config={recipe}"], capsys)

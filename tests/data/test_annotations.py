@@ -322,6 +322,7 @@ TWICE = [{"videoID": VATEX_CLIP, "enCap": ["x"]}] * 2
         (MSRVTT, {}, "MSRVTT_train.9k.csv", "video_id\n", "malformed", "lists no videos"),
         (MSRVTT, {}, "MSRVTT_data.json", '{"videos": [\n}', "malformed",
          "MSRVTT_data.json: line 2 column 1: not JSON"),
+        (MSRVTT, {}, "MSRVTT_data.json", '{"videos": ' + 100_000 * "[", "malformed", "nested too deeply"),
         (MSRVTT, {}, "MSRVTT_data.json", {"videos": [{"video_id": 3}], "sentences": []}, "malformed",
          "videos[0], video_id: expected str, found int"),
         (MSRVTT, {}, "MSRVTT_data.json", b'{"videos": "\xff"}', "malformed", "byte 12: not UTF-8"),

@@ -68,7 +68,10 @@ def read_yaml(text: str) -> Any:
     """Return the plain values of YAML, in which 1e-4 is a number."""
     import yaml
 
-    return yaml.load(text, _loader())
+    try:
+        return yaml.load(text, _loader())
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
 
 
 def read_value(text: str) -> Any:
@@ -76,7 +79,7 @@ def read_value(text: str) -> Any:
     import yaml
 
     try:
-        return read_yaml(str(text))  # libyaml takes no subclass of str
+        return read_yaml(text)
     except (yaml.YAMLError, ValueError):  # ValueError: not a date, such as 2026-13-01
         return text
 
@@ -85,8 +88,8 @@ def read_value(text: str) -> Any:
 def _loader() -> Any:
     import yaml
 
-    # Several times as fast as the parser in Python, which a YAML package without libyaml has.
-    loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+    # The parser in C would overflow the stack, and so end the process, in a file that is nested deeply.
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     return loader

@@ -161,6 +161,8 @@ def read_json(file: Path, shape: Any) -> Any:
         value = json.loads(read_text(file), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise malformed(file, f"line {error.lineno} column {error.colno}", f"not JSON ({error.msg})", FIX) from error
+    except RecursionError as error:
+        raise malformed(file, "whole file", "nested too deeply", FIX) from error
     return expect(file, "", value, shape)
 
 
