@@ -14,7 +14,13 @@ from small_run import small_run
 from torch.nn.functional import normalize, one_hot
 
 from tvr_lightning.audit.callback import LeakageAudit
-from tvr_lightning.audit.experiments import MOVED, audit_scores, compare_features, normalizer_movement
+from tvr_lightning.audit.experiments import (
+    MOVED,
+    audit_scores,
+    compare_features,
+    compare_scores,
+    normalizer_movement,
+)
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
@@ -101,6 +107,7 @@ def test_honest_scores_pass_and_scores_that_leak_are_caught():
     assert max(finding.change for finding in audit.findings if finding.leaks) > 0.01
     assert not audit_scores(*given, score=nearly_equal).leaks
     assert audit_scores(*given, score=functools.partial(nearly_equal, leak=0.3)).leaks
+    assert compare_scores("infinite", torch.tensor([[torch.inf, 0.0]]), torch.tensor([[1.0, 0.0]])).leaks
     audit = audit_scores(*given, score=lookup_by_pair)
     assert audit.leaks
     assert audit.recall_with_help == 100.0

@@ -156,7 +156,7 @@ def audit_scores(
 def compare_scores(experiment: str, expected: Tensor, found: Tensor, noise: float = NOISE) -> Finding:
     """Compare two scorings (N, M) of the same pairs, in units of the deviation of `expected`."""
     change = float((expected.double() - found.double()).abs().max())
-    rounded = change <= ROUNDING * float(expected.abs().max())
+    rounded = change <= ROUNDING * float(expected.abs().max()) < math.inf
     relative = change / deviation(expected)
     return Finding(experiment, relative, not (relative <= noise or rounded))
 
