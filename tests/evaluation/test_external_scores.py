@@ -16,7 +16,6 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT, MSVD
 from tvr_lightning.data.records import Split, TextRecord, VideoRecord
 from tvr_lightning.evaluation.scores_file import write_trec
-from tvr_lightning.reproduce.report.site import Site
 
 IDS = {"single": "--ids=single.csv", "multi": "--ids=multi.parquet"}
 SINGLE = ("single.npy", IDS["single"])
@@ -45,13 +44,9 @@ def folder(tmp_path, case, monkeypatch) -> Path:
     return tmp_path
 
 
-def evaluated(*words: str, report: bool = False) -> dict:
-    """Results of one matrix; most tests need no report, which takes longer than the rest."""
+def evaluated(*words: str) -> dict:
     before = set(Path().glob("runs/**/results.json"))
-    with pytest.MonkeyPatch.context() as patch:
-        if not report:
-            patch.setattr(Site, "write", lambda site: [])
-        assert main(["evaluate", *words]) == 0
+    assert main(["evaluate", *words]) == 0
     (written,) = set(Path().glob("runs/**/results.json")) - before
     return json.loads(written.read_text())
 
@@ -434,7 +429,7 @@ def test_scores_that_cannot_be_compared_are_marked_in_the_table(folder, change, 
     matrix = np.random.default_rng(0).normal(size=(200, 200)) + 3 * np.eye(200)
     np.save("scores.npy", change(matrix))
     pd.DataFrame({"video_id": range(200)}).to_csv("ids.csv", index=False)
-    warnings = evaluated("scores.npy", "--ids=ids.csv", report=True)["warnings"]
+    warnings = evaluated("scores.npy", "--ids=ids.csv")["warnings"]
     assert [warning.partition(":")[0] for warning in warnings] == marks
     shown = f"scores [{', '.join(['external', *dict.fromkeys(marks)])}]"
     page = Path("runs/evaluated/report/report.md").read_text()
@@ -448,7 +443,7 @@ def test_intervals_of_a_normalization_with_the_test_queries_are_marked(folder, c
         (("single.npy", "--normalization=DualSoftmax"), True),
         ((*QB_NORM, "--bank_texts=bank.npy"), False),
     ):
-        evaluated(*words, IDS["single"], report=True)
+        evaluated(*words, IDS["single"])
         assert ("may be too narrow" in capsys.readouterr().out) == marked
         assert ("| single [external, transductive] |" in Path("runs/evaluated/report/report.md").read_text()) == marked
 
