@@ -5,16 +5,14 @@ import functools
 import pytest
 import torch
 from authors.stand_ins import CASES, D, clip_model, pooling, ucofia
-from encoders.openai_state import openai_encoder
+from encoders.parts import openai_encoder
 from parity.case import load_case
-from safetensors.torch import save_file
 
 from tvr_lightning.authors.convert import family_of, import_checkpoint, similarity_header
 from tvr_lightning.authors.families import FAMILIES, fitting_keep_rate
 from tvr_lightning.authors.names import replace_prefix, with_openai_names
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import TinyWhisperEncoder
-from tvr_lightning.encoders.weights import read_tensors
 from tvr_lightning.errors import UserError
 from tvr_lightning.layers.temporal import MeanP, SeqLSTM, SeqTransf
 from tvr_lightning.methods.clip4clip import TightTransf
@@ -47,25 +45,6 @@ def imported(name, changes=(), **options):
     sizes = {"xpool": (7, F), "tmass": (7, F), "gaid": (7, F), "ucofia": (6, 4)}
     words, frames = sizes.get(name, (12, 6))
     return import_checkpoint(tensors, "file", **{"words": words, "frames": frames} | options)
-
-
-def test_all_file_formats_are_read_identically(tmp_path):
-    tensors = tensors_of("clip4clip_seqLSTM")
-    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
-    torch.save(tensors, tmp_path / "pytorch_model.bin.4")
-    torch.save({"state_dict": wrapped, "epoch": 4}, tmp_path / "model.pth")
-    save_file(tensors, tmp_path / "model.safetensors")
-    for path in tmp_path.iterdir():
-        found = read_tensors(path)
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[key], tensors[key]) for key in tensors)
-
-
-def test_a_file_with_other_objects_or_no_file_is_refused(tmp_path):
-    torch.save({"a": torch.zeros(1), "args": 3}, tmp_path / "mixed.pt")
-    for name, message in (("mixed.pt", "not named tensors: args"), ("absent.bin", "no such file")):
-        with pytest.raises(UserError, match=message):
-            read_tensors(tmp_path / name)
 
 
 @pytest.mark.parametrize("header", HEADERS)

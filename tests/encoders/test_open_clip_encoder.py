@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from encoders.random_media import random_media
+from encoders.parts import random_media
 
 from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.features import TextFeatures, VideoFeatures

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from encoders.openai_state import openai_encoder
+from encoders.parts import openai_encoder
 from parity.restated import Sizes, attention, norm, random_clip, with_mlp
 
 from tvr_lightning.encoders import ClipEncoder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders.random_media import random_media
+from encoders.parts import random_media
 from tiny_captioner import save_tiny_captioner
 from tiny_transformers import captions_tokenizer
 

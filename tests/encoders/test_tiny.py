@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders.random_media import random_media
+from encoders.parts import random_media
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from tvr_lightning.encoders import TinyClipEncoder
@@ -91,30 +90,6 @@ def test_towers_run_uncompiled_if_compiling_fails(monkeypatch, tmp_path, caplog)
     assert re.fullmatch(r"compile_towers: torch\.compile failed \(.*the towers run uncompiled", line)
 
 
-def outputs(encoder):
-    text = encoder.encode_text(["a red ball", "a blue box"], 8)
-    video = encoder.encode_video(random_media(), patches=True)
-    return [text.sentence, text.words, video.frames, video.patches]
-
-
-def shard(rank):
-    warnings.simplefilter("error")
-    torch.manual_seed(0)
-    encoder = TinyClipEncoder(width=64, image_size=32)
-    fingerprint, expected = encoder.fingerprint(), [tensor.detach() for tensor in outputs(encoder)]
-    mesh = init_device_mesh("cpu", (2,))
-    for block in [*encoder.clip.transformer.resblocks, *encoder.clip.visual.transformer.resblocks]:
-        fully_shard(block, mesh=mesh)
-    fully_shard(encoder, mesh=mesh)
-    for method in ("encode_text", "encode_video"):
-        register_fsdp_forward_method(encoder, method)
-    sharded = outputs(encoder)
-    equal = all(torch.equal(found, wanted) for found, wanted in zip(sharded, expected, strict=True))
-    sum(tensor.square().mean() for tensor in sharded).backward()
-    complete = all(parameter.grad is not None for parameter in encoder.parameters())
-    return [equal, complete, encoder.fingerprint() == fingerprint]
-
-
 class Temperature(torch.nn.Module):
     """A unit that is called without arguments."""
 
@@ -129,8 +104,14 @@ class Temperature(torch.nn.Module):
         return self().clamp(max=10)
 
 
-def shard_without_arguments(rank):
-    """Train with FSDP2 as before torch 2.13, which failed on GPUs in calls without arguments."""
+def outputs(encoder):
+    text = encoder.encode_text(["a red ball", "a blue box"], 8)
+    video = encoder.encode_video(random_media(), patches=True)
+    return [text.sentence, text.words, video.frames, video.patches]
+
+
+def shard(rank):
+    """Compute with sharded units as before torch 2.13, whose FSDP2 failed on GPUs in calls without arguments."""
     plain = FSDPState._root_pre_forward
 
     def failing(self, module, arguments, options):
@@ -138,19 +119,22 @@ def shard_without_arguments(rank):
         return plain(self, module, arguments, options)
 
     FSDPState._root_pre_forward = failing
-    module = torch.nn.ModuleDict({"temperature": Temperature()})
-    shard_method(module, init_device_mesh("cpu", (2,)))
-    unit = module["temperature"]
-    (unit().sum() + unit.clamped().sum()).backward()
-    return unit.logs.grad.full_tensor().tolist()
+    warnings.simplefilter("error")
+    torch.manual_seed(0)
+    encoder, temperature = TinyClipEncoder(width=64, image_size=32), Temperature()
+    fingerprint, expected = encoder.fingerprint(), [tensor.detach() for tensor in outputs(encoder)]
+    shard_method(torch.nn.ModuleList([encoder, temperature]), init_device_mesh("cpu", (2,)))
+    sharded = outputs(encoder)
+    equal = all(torch.equal(found, wanted) for found, wanted in zip(sharded, expected, strict=True))
+    sum(tensor.square().mean() for tensor in sharded).backward()
+    complete = all(parameter.grad is not None for parameter in encoder.parameters())
+    (temperature().sum() + temperature.clamped().sum()).backward()
+    return [equal, complete, encoder.fingerprint() == fingerprint, temperature.logs.grad.full_tensor().tolist()]
 
 
-def test_units_without_arguments_train_with_fsdp2_before_torch_2_13():
+def test_sharded_units_compute_and_train_as_whole_ones():
     values = torch.arange(1.0, 5.0).exp()
     expected = (values * (1 + (values < 10))).tolist()
-    for gradient in run_processes(shard_without_arguments, 2):
+    for *kept, gradient in run_processes(shard, 2):
+        assert kept == [True] * 3
         assert gradient == pytest.approx(expected)
-
-
-def test_a_sharded_encoder_has_the_same_features_and_fingerprint():
-    assert run_processes(shard, 2) == [[True, True, True]] * 2

@@ -6,12 +6,12 @@ import logging
 import open_clip
 import pytest
 import torch
+from encoders.parts import patterns
 from PIL import Image
 from small_towers import CAPTIONS, KINDS, WIDTH
 
-from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.data.batch import Media
-from tvr_lightning.encoders import ClipEncoder, FineTuning
+from tvr_lightning.encoders import ClipEncoder
 
 
 def pictures(width: int, height: int) -> list[Image.Image]:
@@ -24,11 +24,6 @@ def media(encoder, images: list[Image.Image]) -> Media:
     size = encoder.image_size
     pixels = torch.stack(frames).view(1, len(images), size, size, 3).permute(0, 1, 4, 2, 3)
     return Media(pixels, torch.ones(1, len(images), dtype=torch.bool))
-
-
-def patterns(recipe: str) -> FineTuning:
-    """Fine-tuning of the encoder in a recipe."""
-    return FineTuning(**read_recipe(recipe)["model"]["init_args"]["tuning"]["init_args"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,10 +11,10 @@ from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import LoRA, SentenceTransformersEncoder
 from tvr_lightning.encoders.video_input import VideoOptions, published_sizes, video_input
 from tvr_lightning.errors import UserError
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.temporal import MeanP
 from tvr_lightning.methods import CLIP4Clip
-from tvr_lightning.methods.drl import DRL, DRLHead, DRLOptions, MaxSim, NoDecorrelation
+from tvr_lightning.methods.drl import DRL, DRLOptions, MaxSim, NoDecorrelation
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 CAPTIONS = ["a red circle moves left then up", "star"]
@@ -42,22 +42,22 @@ def reversed_frames(media: Media) -> Media:
     return Media([clip.flip(0) for clip in media.pixels], media.frame_mask, times=media.times)
 
 
+OF_A_FILE = VideoOptions("published", "real")
+
+
 @pytest.mark.parametrize(
-    ("height", "width", "frames", "size"),
+    ("height", "width", "frames", "options", "size"),
     [
-        (240, 320, 64, (352, 416)), (240, 320, 16, (352, 416)), (720, 1280, 64, (352, 640)),
-        (1280, 720, 64, (640, 352)), (720, 1280, 16, (640, 1184)), (224, 224, 64, (384, 384)),
-        (360, 640, 64, (384, 640)),  # qwen-vl-utils 0.0.14 rounds frames of a list to multiples of 64
+        (240, 320, 64, PUBLISHED, (352, 416)), (240, 320, 16, PUBLISHED, (352, 416)),
+        (720, 1280, 64, PUBLISHED, (352, 640)), (1280, 720, 64, PUBLISHED, (640, 352)),
+        (720, 1280, 16, PUBLISHED, (640, 1184)), (224, 224, 64, PUBLISHED, (384, 384)),
+        (360, 640, 64, PUBLISHED, (384, 640)),  # qwen-vl-utils 0.0.14 rounds frames of a list to multiples of 64
+        (360, 640, 64, OF_A_FILE, (352, 640)),
+        (720, 1280, 64, VideoOptions("published", "real", total_pixels=117_964_800), (640, 1152)),
     ],
 )  # fmt: skip
-def test_frames_get_the_published_sizes(height, width, frames, size):
-    assert published_sizes(height, width, frames, PUBLISHED)[-1] == size
-
-
-def test_a_file_has_another_budget_and_no_rounding_per_frame():
-    assert published_sizes(360, 640, 64, VideoOptions("published", "real")) == [(352, 640)]
-    of_file = VideoOptions("published", "real", total_pixels=117_964_800)
-    assert published_sizes(720, 1280, 64, of_file) == [(640, 1152)]
+def test_frames_get_the_published_sizes(height, width, frames, options, size):
+    assert published_sizes(height, width, frames, options)[-1] == size
 
 
 def test_times_are_those_of_a_list_or_of_the_file():
@@ -68,7 +68,7 @@ def test_times_are_those_of_a_list_or_of_the_file():
     assert [place / real["fps"] for place in real["frames_indices"]] == pytest.approx([0.5, 2.0, 2.5, 2.5])
 
 
-@pytest.mark.parametrize("options", [PUBLISHED, VideoOptions("published", "real"), VideoOptions()])
+@pytest.mark.parametrize("options", [PUBLISHED, OF_A_FILE, VideoOptions()])
 @torch.no_grad()
 def test_vectors_equal_those_of_the_library_on_the_same_frames(models, options):
     encoder = SentenceTransformersEncoder(
@@ -163,21 +163,6 @@ def test_a_model_of_several_vectors_gives_words_and_frames_to_maxsim(models):
         assert not method.needs_frames
         lengths = torch.tensor([[len(query)] for query in queries]) if mean else 1
         torch.testing.assert_close(method.score(text, video).similarity, expected / lengths, atol=1e-4, rtol=0)
-
-
-@torch.no_grad()
-def test_maxsim_of_thousands_of_tokens_is_computed_in_tiles():
-    generator = torch.Generator().manual_seed(0)
-    head, words = DRLHead(8, MaxSim()), torch.randn(40, 12, 8, generator=generator)
-    frames = torch.randn(3, 4576, 8, generator=generator)
-    text = TextFeatures(words[:, 0], words, torch.ones(40, 12, dtype=torch.bool))
-    video = VideoFeatures(frames, torch.ones(3, 4576, dtype=torch.bool))
-    whole = head(text, video).similarity
-    expected = sentence_transformers.util.maxsim(
-        torch.nn.functional.normalize(words, dim=-1), torch.nn.functional.normalize(frames, dim=-1)
-    )
-    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(DRLHead(8, MaxSim()).within(0.01)(text, video).similarity, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Files of weights in every layout, none of which can run code."""
+"""CLIP from files of weights in every layout, none of which can run code."""
 
+import logging
 import pickle
 import zipfile
 from pathlib import Path
@@ -7,19 +8,77 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from encoders.parts import openai_encoder
+from safetensors.torch import save_file
 from torch import nn
 
+from tvr_lightning.encoders import ClipEncoder
 from tvr_lightning.encoders.weights import load_weights, read_state_dict, read_torchscript
 
 
-@pytest.fixture(scope="module")
-def model():
+def clip():
     return open_clip.CLIP(**open_clip.get_model_config("tvr-test"))
 
 
 @pytest.fixture(scope="module")
-def tensors(model):
-    return {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+def tensors():
+    """Weights under OpenAI's names for the architecture `tvr-test`, with a logit scale of 4.25."""
+    torch.manual_seed(0)
+    return {**clip().state_dict(), "logit_scale": torch.tensor(4.25)}
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("layout", ["archive", "half", "extra", "plain", "safetensors", "open_clip"])
+def test_every_layout_gives_the_same_features(tensors, tmp_path, layout):
+    path = tmp_path / ("weights.safetensors" if layout == "safetensors" else "weights.pt")
+    rounded = {name: t if "ln_" in name or "logit" in name else t.half().float() for name, t in tensors.items()}
+    # OpenAI's own layouts imply QuickGELU
+    architecture = "tvr-test" if layout in ("archive", "half", "extra") else "tvr-test-quickgelu"
+    if layout == "archive":
+        model = clip()
+        model.load_state_dict(rounded)
+        model.register_buffer("input_resolution", torch.tensor(32))  # as OpenAI's archives have it
+        example = (torch.zeros(1, 3, 32, 32), torch.zeros(1, 16, dtype=torch.int64))
+        torch.jit.save(torch.jit.trace(model.eval(), example, check_trace=False), path)
+    elif layout == "half":
+        torch.save({n: t if "ln_" in n or "logit" in n else t.half() for n, t in rounded.items()}, path)
+    elif layout == "extra":
+        torch.save({**rounded, "vocab_size": torch.tensor(49408)}, path)
+    elif layout == "safetensors":
+        save_file(rounded, path)
+    else:
+        wrapped = {"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in rounded.items()}}
+        torch.save(wrapped if layout == "open_clip" else rounded, path)
+    encoder = ClipEncoder(architecture, str(path))
+    reference = openai_encoder(rounded)
+    ids = torch.tensor([[49406, 320, 2368, 49407, 0, 0]])
+    pixels, mask = torch.randn(2, 3, 3, 32, 32), torch.ones(2, 3, dtype=torch.bool)
+    assert torch.equal(encoder.encode_tokens(ids).words, reference.encode_tokens(ids).words)
+    assert torch.equal(encoder.encode_pixels(pixels, mask).frames, reference.encode_pixels(pixels, mask).frames)
+    assert encoder.initial_logit_scale() == 4.25
+    assert encoder.fingerprint() == reference.fingerprint()
+
+
+def test_weights_without_an_activation_use_that_of_the_architecture(tensors, tmp_path, caplog):
+    torch.save(tensors, tmp_path / "weights.pt")
+    with caplog.at_level(logging.WARNING):
+        plain = ClipEncoder("tvr-test", str(tmp_path / "weights.pt"))
+    assert "Using GELU, as in the architecture tvr-test" in caplog.text
+    assert plain.configuration()["activations"] == ["GELU"]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        quick = ClipEncoder("tvr-test-quickgelu", str(tmp_path / "weights.pt"))
+    assert not caplog.records
+    assert quick.configuration()["activations"] == ["QuickGELU"]
+    with caplog.at_level(logging.WARNING):
+        encoder = ClipEncoder("tvr-test", None)
+    assert "RANDOM" in caplog.text
+    assert encoder.initial_logit_scale() == pytest.approx(torch.tensor(1 / 0.07).log().item())
+
+
+def test_weights_without_the_names_of_openai_are_refused():
+    with pytest.raises(ValueError, match="not an OpenAI CLIP state dict"):
+        openai_encoder({"weight": torch.ones(3)})
 
 
 class Parts(nn.Module):
@@ -82,12 +141,15 @@ def test_damaged_and_other_files_are_refused(tmp_path):
             read_state_dict(tmp_path / name)
     with pytest.raises(ValueError, match=r"list\.pt contains a list"):
         read_state_dict(tmp_path / "list.pt")
-    torch.save({0: torch.ones(2)}, tmp_path / "numbers.pt")
-    with pytest.raises(ValueError, match=r"numbers\.pt: these entries are not named tensors: 0;"):
-        read_state_dict(tmp_path / "numbers.pt")
+    torch.save({0: torch.ones(2), "args": 3}, tmp_path / "mixed.pt")
+    with pytest.raises(ValueError, match=r"mixed\.pt: these entries are not named tensors: 0, args;"):
+        read_state_dict(tmp_path / "mixed.pt")
+    with pytest.raises(ValueError, match=r"absent\.pt: no such file"):
+        read_state_dict(tmp_path / "absent.pt")
 
 
-def test_tensors_that_do_not_fit_are_listed(model, tensors):
+def test_tensors_that_do_not_fit_are_listed(tensors):
+    model = clip()
     wrong = {name: tensor for name, tensor in tensors.items() if name != "ln_final.weight"}
     wrong["head.weight"] = torch.ones(2, 3)
     wrong["visual.proj"] = torch.ones(64, 32)
@@ -105,6 +167,6 @@ def test_tensors_that_do_not_fit_are_listed(model, tensors):
     configuration = open_clip.get_model_config("tvr-test-custom")
     custom = open_clip.CustomTextCLIP(**{k: v for k, v in configuration.items() if k != "custom_text"})
     load_weights(custom, {**tensors, "logit_scale": tensors["logit_scale"].reshape(1)}, "file.pt")
-    assert torch.equal(custom.text.ln_final.weight, tensors["ln_final.weight"])
+    assert torch.equal(custom.text.token_embedding.weight, tensors["token_embedding.weight"])
     assert torch.equal(custom.visual.proj, tensors["visual.proj"])
     assert torch.equal(custom.logit_scale, tensors["logit_scale"])

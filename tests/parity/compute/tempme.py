@@ -1,7 +1,7 @@
 """Cases of TempMe: the merging vision tower with LoRA in both towers and mean pooling, in float64."""
 
 import torch
-from encoders.openai_state import openai_encoder
+from encoders.parts import openai_encoder
 from parity.compute.features import encode_case, first_pairs
 
 from tvr_lightning.encoders import LoRA, token_merging
