@@ -12,7 +12,7 @@ from PIL import Image
 from tvr_lightning.encoders.pretrained import find_weights, frame_preprocessing, weights_follow
 from tvr_lightning.media.preparation import Preparation
 
-SIZES = [(53, 37), (31, 90), (641, 359), (33, 33), (64, 64)]
+SIZES = [(53, 37), (31, 90), (641, 359), (33, 33), (64, 64), (1, 1), (2, 31)]
 TAGS = open_clip.list_pretrained()
 
 
