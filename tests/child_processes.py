@@ -5,9 +5,12 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
+
+NOBODY = 65534
 
 
 def end(process: subprocess.Popen | BaseProcess) -> None:
@@ -36,3 +39,22 @@ def fork(function: Callable[..., object], *arguments: object) -> BaseProcess:
     gc.freeze()
     process.start()
     return process
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Run as a user without privileges inside the context, since root can read and write everything."""
+    user = os.geteuid()
+    os.seteuid(NOBODY if user == 0 else user)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+    """Wait until a condition is true, and fail after some time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"the condition is still false after {seconds:g} s"
+        time.sleep(0.01)

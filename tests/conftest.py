@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -67,6 +68,14 @@ def ended():
             return process
 
         yield take
+
+
+@pytest.fixture
+def limit_files():
+    """Limit the size of the files that this process writes, as a full disk does; without a size, end the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size=soft: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -47,14 +46,6 @@ def fit(root, runs, *more):
     short = ("--data.init_args.batch_size=2", "--trainer.max_epochs=1", "--trainer.limit_val_batches=0")
     alone = "--model.init_args.released_devices=null"
     return ["fit", *small_run(root, runs, *short, alone, "--checkpoints.every_n_steps=1", *more)]
-
-
-@pytest.fixture
-def limit_files():
-    """Limit the size of the files that this process writes, as a full disk does."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import inspect
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -120,13 +119,10 @@ def test_a_folder_that_cannot_be_created_is_reported_in_one_line(capsys):
     assert error_of(["data", "synth", "msvd", "--root", "/proc/nowhere"], capsys) == line
 
 
-def test_a_full_disk_is_reported_in_one_line(msrvtt, tmp_path, capsys):
-    video, limits = msrvtt / "msrvtt" / "videos" / "video0.mp4", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        line = error_of(["data", "show", str(video), "--out", str(tmp_path / "page.svg")], capsys)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def test_a_full_disk_is_reported_in_one_line(msrvtt, tmp_path, limit_files, capsys):
+    video = msrvtt / "msrvtt" / "videos" / "video0.mp4"
+    limit_files(0)
+    line = error_of(["data", "show", str(video), "--out", str(tmp_path / "page.svg")], capsys)
     assert line == "tvr: File too large (-v shows the traceback)"
 
 
@@ -150,7 +146,11 @@ NOT_APPLICABLE = {
     "evaluate a.txt --ids a.txt --bank_texts a.txt": "--bank_texts can only be used with a normalization",
     "profile --config clip4clip --data.init_args.batch_size=8": "--data.init_args.batch_size cannot be used",
     "profile --config clip4clip --trainer.max_epochs 1": "--trainer.max_epochs cannot be used in a profile",
-    "reproduce gare-1 --gpus 2": "--gpus can only be used for SLURM jobs. Add --engine slurm.",
+    "reproduce gare-1 --gpus 2 --minutes 9": "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm.",
+    "reproduce gare-1 --seeds 0,x": "--seeds '0,x' must be whole numbers separated by commas",
+    "reproduce gare-1 --overlay absent.yaml": "--overlay absent.yaml: no such file",
+    "reproduce gare-1 --only gadi": "--only 'gadi' is not a run of these tables",
+    "reproduce gare-0": "There is no table 'gare-0'. The most similar names are ",
 }
 
 

@@ -3,11 +3,10 @@
 import functools
 import os
 import random
-import resource
 import shutil
 import signal
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import lancedb
@@ -129,12 +128,6 @@ def test_an_index_whose_videos_all_became_unreadable_is_reported(folder, out, up
     assert main(["index", "--out", str(out)]) == 0
 
 
-def test_single_files_are_found_without_problems(folder):
-    paths = clips(folder, 2)
-    files, problems, unread = find_videos(paths[:1])
-    assert ([file.path for file in files], problems, unread) == (paths[:1], [], set())
-
-
 def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     outside = tmp_path / "secret"
     (first,), (secret,) = clips(folder, 1), clips(outside, 1)
@@ -146,15 +139,22 @@ def test_links_to_files_outside_the_folder_are_ignored(folder, tmp_path):
     assert [file.path for file in files] == [first], "a file with two names is one video"
     assert len(problems) == 2
     assert any("out.mp4: a symbolic link to a file outside" in problem for problem in problems)
+    assert find_videos([first])[1:] == ([], set()), "a single file is no folder that cannot be read"
 
 
-def test_two_writers_at_once_both_succeed(folder, out, update, sources, interpreter):
-    clips(folder, 12)
+@pytest.fixture
+def start_update(folder, out, sources, interpreter):
+    """Start `update` in another process."""
     code = (
         "from tvr_lightning.search.indexing import index; from tvr_lightning.search.scorer import ScorerSource\n"
         f"index([{str(folder)!r}], {str(out)!r}, [ScorerSource({sources[1].checkpoint!r})], batch_size=2)"
     )
-    writers = [interpreter(code) for _ in range(2)]
+    return lambda: interpreter(code)
+
+
+def test_two_writers_at_once_both_succeed(folder, out, update, start_update):
+    clips(folder, 12)
+    writers = [start_update() for _ in range(2)]
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
@@ -163,7 +163,9 @@ def test_two_writers_at_once_both_succeed(folder, out, update, sources, interpre
     assert numbers(update()) == (0, 12, 0, 12)
 
 
-def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sources, out):
+def test_missing_and_other_weights_are_refused_the_latter_with_both_fingerprints(indexed, gallery, sources, out):
+    with pytest.raises(SearchError, match="needs a checkpoint or weights"):
+        index([gallery], out, progress=False)
     shutil.copytree(indexed, out)
     with pytest.raises(SearchError, match="created with gare, clip4clip, but you named clip4clip"):
         index([gallery], out, sources[1:], progress=False)
@@ -174,12 +176,6 @@ def test_other_weights_are_refused_with_both_fingerprints(indexed, gallery, sour
     for start in (lambda: Searcher(out), lambda: index([gallery], out, sources, progress=False)):
         with pytest.raises(SearchError, match=r"weights: the index has '0{16}', this run '[0-9a-f]{16}'\. Use"):
             start()
-
-
-def test_a_new_index_needs_weights(gallery, out):
-    with pytest.raises(SearchError, match="needs a checkpoint or weights"):
-        index([gallery], out, progress=False)
-    assert not out.exists()
 
 
 def write_table(folder, version=None, **columns):
@@ -262,17 +258,13 @@ def written(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_identical_index(folder, out, tmp_path, update, sources, interpreter):
+def test_a_killed_run_resumes_to_the_identical_index(folder, out, tmp_path, update, sources, start_update):
     clips(folder, 24)
     index([folder], tmp_path / "whole", sources[1:], batch_size=2, progress=False)
-    code = (
-        "from tvr_lightning.search.indexing import index; from tvr_lightning.search.scorer import ScorerSource\n"
-        f"index([{str(folder)!r}], {str(out)!r}, [ScorerSource({sources[1].checkpoint!r})], batch_size=2)"
-    )
     generator, partial = random.Random(0), 0
     for _ in range(3):
         goal = written(out) + generator.randint(1, 6)
-        process = interpreter(code)
+        process = start_update()
         while written(out) < goal and process.is_alive():
             time.sleep(0.02)
         time.sleep(generator.uniform(0, 0.1))
@@ -345,18 +337,7 @@ def test_videos_that_moved_within_their_folder_replace_the_old_ones_with_prune(f
     assert set(content(out)[0]) == {path.name for path in paths}
 
 
-@contextmanager
-def largest_file(size):
-    """Limit the size of files of this process; writing more fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(folder, tmp_path, ckpt, capsys):
+def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(folder, tmp_path, ckpt, limit_files, capsys):
     def run(out):
         return main(["index", str(folder), "--out", str(out), *ckpt, "--batch_size", "2"])
 
@@ -368,8 +349,9 @@ def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(folder, tmp_pat
     for limit, kept in ((0, 0), (size - 1, 6)):
         out = tmp_path / f"index-{limit}"
         capsys.readouterr()
-        with largest_file(limit):
-            assert run(out) == 2
+        limit_files(limit)
+        assert run(out) == 2
+        limit_files()
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert f"{out} cannot be read or written: the disk is full" in line
         assert written(out) == kept

@@ -1,12 +1,11 @@
 """An index in an object store, whose server runs on this machine, and an index that the actors of Ray make."""
 
-import importlib.util
 import json
-import time
 from contextlib import closing
 
 import boto3
 import pytest
+from child_processes import until
 from moto.server import ThreadedMotoServer
 from search_parts import client_of, find, write_clip
 
@@ -15,8 +14,6 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import UnreadableError
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.table import IndexTable
-
-HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
 @pytest.fixture
@@ -53,10 +50,8 @@ def test_an_index_in_a_bucket_is_updated_searched_and_served(bucket, tmp_path, s
         clients = [client_of(searcher), client_of(searcher)]
         assert clients[0].get(f"/api/videos/{found[0]['id']}/image").content[:3] == b"\xff\xd8\xff"
         index([write_clip(tmp_path / "new.mp4", 30)], address, progress=False)
-        end = time.monotonic() + 10
-        while any(client.get("/api/index").json()["videos"] != 9 for client in clients):
-            assert time.monotonic() < end, "a server sees new versions within seconds"
-            time.sleep(0.2)
+        # A server sees new versions within seconds.
+        until(lambda: all(client.get("/api/index").json()["videos"] == 9 for client in clients), seconds=10)
     assert main(["index", "--out", address]) == 0
     assert "0 videos added, 9 kept, 0 removed; 9 in the index" in capsys.readouterr().out
 
@@ -71,9 +66,9 @@ def test_a_missing_bucket_and_missing_credentials_are_one_sentence(bucket, monke
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 @pytest.mark.filterwarnings("ignore")  # Ray's own libraries use what is deprecated
 def test_ray_gives_the_index_of_one_machine_and_resumes(gallery, sources, small_index, tmp_path):
+    pytest.importorskip("ray")
     out = tmp_path / "index"
     index([gallery / "below"], out, sources[1:], progress=False)
     report = index([gallery], out, batch_size=3, progress=False, actors=2)

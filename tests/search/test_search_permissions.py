@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from child_processes import NOBODY, unprivileged
 from search_parts import client_of, find, write_clip
 
 from tvr_lightning.cli import main
@@ -15,19 +16,6 @@ from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.scorer import ScorerSource
 from tvr_lightning.search.table import IndexTable
-
-NOBODY = 65534
-
-
-@contextmanager
-def unprivileged():
-    """Run as a user without privileges inside the context, since root can read and write everything."""
-    user = os.geteuid()
-    os.seteuid(NOBODY if user == 0 else user)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 @contextmanager

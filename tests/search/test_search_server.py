@@ -22,6 +22,7 @@ import av
 import httpx
 import pytest
 from browser import serving
+from child_processes import until
 from fastapi.routing import APIRoute
 from PIL import Image, features
 from search_parts import LOCAL, app_of, client_of, connect, find, served, write_clip
@@ -322,20 +323,12 @@ def test_too_many_searches_are_refused(searcher, monkeypatch):
     search(client, query="a")
 
 
-def until(condition, seconds=60):
-    """Wait for a condition, and return whether it became true."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
 def test_one_upload_is_decoded_at_a_time_while_other_requests_are_answered(searcher, clip, uploads):
     app = app_of(searcher, max_decoding=1, max_pending=2)
     limit = app.state.uploads
     with serving(app) as address, ThreadPoolExecutor(6) as pool:
         sent = [pool.submit(httpx.post, address + "api/examples", content=clip, timeout=300) for _ in range(6)]
-        assert until(lambda: limit.borrowed_tokens == 2)
+        until(lambda: limit.borrowed_tokens == 2)
         for path in ("health", "api/search?query=a"):
             assert httpx.get(address + path, timeout=300).status_code == 200
             assert limit.borrowed_tokens, f"{path} was answered while clips are decoded"
@@ -353,7 +346,7 @@ def test_too_many_and_slow_uploads_are_refused_before_the_body_has_arrived(searc
     app = app_of(searcher, max_pending=1, upload_seconds=2.0)
     with serving(app) as address, connect(address) as slow, connect(address) as second:
         slow.sendall(HEAD % 9999 + b"abc")
-        assert until(lambda: app.state.uploads.borrowed_tokens == 1)
+        until(lambda: app.state.uploads.borrowed_tokens == 1)
         second.sendall(HEAD % 9999)
         assert b" 429 " in second.recv(4096).partition(b"\r\n")[0]
         answer = b""
@@ -369,7 +362,7 @@ def test_an_upload_is_refused_by_the_size_that_it_announces(searcher, uploads):
     with serving(app) as address, connect(address) as line:
         line.sendall(HEAD % 10**12 + b"abc")
         assert b" 413 " in line.recv(4096).partition(b"\r\n")[0]
-        assert until(lambda: not app.state.uploads.borrowed_tokens)
+        until(lambda: not app.state.uploads.borrowed_tokens)
 
 
 def test_many_parameters_cost_a_client_without_the_token_no_time(searcher):
@@ -387,8 +380,8 @@ def test_interrupted_and_truncated_uploads_leave_no_files(searcher, clip, upload
         for body in (clip, clip, half):
             with connect(address) as line:
                 line.sendall(HEAD % len(clip) + body)
-                assert until(lambda: list(uploads.iterdir()))
-        assert until(lambda: not app.state.uploads.borrowed_tokens and not list(uploads.iterdir()))
+                until(lambda: list(uploads.iterdir()))
+        until(lambda: not app.state.uploads.borrowed_tokens and not list(uploads.iterdir()))
         truncated = httpx.post(address + "api/examples", content=half, timeout=300)
         assert truncated.status_code == 422
         assert "clip" in truncated.json()["detail"]
