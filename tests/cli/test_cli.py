@@ -55,15 +55,6 @@ def test_a_run_can_end_by_time_and_without_validation(msrvtt, tmp_path):
     assert pd.read_csv(curves)["train/loss"].notna().any()
 
 
-def test_a_run_without_checkpoints_reports_its_last_weights(msrvtt, tmp_path):
-    more = ("--trainer.enable_checkpointing=false", "--data.init_args.split=7k")
-    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
-    found = results_in(tmp_path)
-    weights = found["weights"]
-    assert (weights["kind"], weights["epoch"], weights["step"]) == ("last", 2, 4)  # 7k has fewer videos
-    assert found["protocol"] == "1k-A, one caption per video, trained on 7k"
-
-
 def test_a_replaced_overlay_is_a_warning_at_the_start_of_a_run_and_in_its_table(msrvtt, tmp_path, caplog):
     more = ("--config=tuning/lora", "--config=tuning/frozen", "--trainer.max_epochs=1")
     with caplog.at_level("INFO"):

@@ -237,6 +237,12 @@ def test_random_numbers_continue_from_a_saved_state(tmp_path):
     assert draw() == expected
 
 
+@pytest.fixture
+def copied_run(finished_run, tmp_path):
+    """A copy of a finished run in the folder of runs `tmp_path`."""
+    return shutil.copytree(finished_run, tmp_path / "clip4clip-msrvtt" / "version_0")
+
+
 def write_checkpoint(path, step, **more):
     writer = AtomicCheckpointIO()
     writer.save_checkpoint({"global_step": step, "hyper_parameters": {}, **more}, path)
@@ -263,12 +269,22 @@ def test_the_checkpoint_with_the_most_steps_in_the_newest_run_is_found(tmp_path)
     assert newest_checkpoint(tmp_path, lambda run: run.name != "version_10").parent.parent.name == "version_9"
 
 
-def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(finished_run, msrvtt, tmp_path, caplog):
-    first = tmp_path / "clip4clip-msrvtt" / "version_0"
-    shutil.copytree(finished_run, first)
-    older = without(yaml.safe_load((first / "config.yaml").read_text()), "trainer.gradient_clip_val")
-    (first / "config.yaml").write_text(yaml.safe_dump(older))
-    before = {path.name: path.read_bytes() for path in first.iterdir() if path.suffix in (".yaml", ".json", ".csv")}
+def drop_options(config, *names):
+    """Remove options from a run's config, as of a version of the package without them."""
+    options = yaml.safe_load(config.read_text())
+    for name in names:
+        *outer, last = name.split(".")
+        section = options
+        for key in outer:
+            section = section[key]
+        del section[last]
+    config.write_text(yaml.safe_dump(options))
+
+
+def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(copied_run, msrvtt, tmp_path, caplog):
+    drop_options(copied_run / "config.yaml", "trainer.gradient_clip_val")
+    files = [path for path in copied_run.iterdir() if path.suffix in (".yaml", ".json", ".csv")]
+    before = [path.read_bytes() for path in files]
     more = (RESUME, "--model.init_args.optimizer.lr=0.002", "--trainer.max_epochs=1")
     with caplog.at_level("INFO"):
         assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
@@ -279,45 +295,33 @@ def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(finis
     )
     for change in changes:
         assert change in caplog.text
-    assert before == {name: (first / name).read_bytes() for name in before}
-    second = json.loads((first.with_name("version_1") / "results.json").read_text())
+    assert before == [path.read_bytes() for path in files]
+    second = json.loads((copied_run.with_name("version_1") / "results.json").read_text())
     assert second["config"]["model"]["init_args"]["optimizer"]["lr"] == 0.002
     assert "version_1" in second["checkpoint"]
 
 
-def test_a_damaged_config_of_the_run_to_resume_is_named(finished_run, msrvtt, tmp_path, capsys):
-    run = tmp_path / "clip4clip-msrvtt" / "version_0"
-    shutil.copytree(finished_run, run)
-    (run / "config.yaml").write_text("trainer: [")
+def test_a_damaged_config_of_the_run_to_resume_is_named(copied_run, msrvtt, tmp_path, capsys):
+    (copied_run / "config.yaml").write_text("trainer: [")
     assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 2
-    assert f"{run / 'config.yaml'}: not a recipe" in capsys.readouterr().err
+    assert f"{copied_run / 'config.yaml'}: not a recipe" in capsys.readouterr().err
 
 
-def without(options, *names):
-    for name in names:
-        *outer, last = name.split(".")
-        section = options
-        for key in outer:
-            section = section[key]
-        del section[last]
-    return options
-
-
-def test_a_run_of_a_version_without_some_options_resumes_if_they_have_their_defaults(finished_run, msrvtt, tmp_path):
-    run = tmp_path / "clip4clip-msrvtt" / "version_0"
-    shutil.copytree(finished_run, run)
+def test_a_copied_run_of_an_older_version_resumes_and_is_tested_with_its_own_weights(copied_run, msrvtt, tmp_path):
+    """Options that the version did not have are equal to their defaults; options of the evaluation may change."""
     method = "model.init_args"
     added = [
         "trainer.val_check_interval", "data.init_args.reshuffle",
         f"{method}.contrast", f"{method}.optimizer.decay", f"{method}.encoder.init_args.text_mask",
         f"{method}.clip4clip.similarity_header.init_args.blocks",
     ]  # fmt: skip
-    older = without(yaml.safe_load((run / "config.yaml").read_text()), *added)
-    (run / "config.yaml").write_text(yaml.safe_dump(older))
-    (run / "results.json").unlink()
-    assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 0
-    assert list(tmp_path.glob("*/*")) == [run]
-    assert (run / "results.json").is_file()
+    drop_options(copied_run / "config.yaml", *added)
+    (copied_run / "results.json").unlink()
+    more = (RESUME, f"--{method}.evaluation.memory_gib=1", "--results.select_on=test")
+    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
+    assert list(tmp_path.glob("*/*")) == [copied_run]
+    tested = json.loads((copied_run / "results.json").read_text())["checkpoint"]
+    assert tested == str(copied_run / "checkpoints" / "best.ckpt")
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # commands filter it
@@ -372,16 +376,6 @@ def test_optimizer_states_belong_to_names_and_the_schedule_to_the_options(finish
     (metrics,) = tmp_path.glob("whole/*/*/metrics.csv")
     rates = pd.read_csv(metrics).filter(like="method, decayed").dropna().squeeze(axis=1).tolist()
     assert rates == [0.001] * 3
-
-
-def test_a_copied_run_is_tested_with_its_own_weights(finished_run, msrvtt, tmp_path):
-    run = tmp_path / "clip4clip-msrvtt" / "version_0"
-    shutil.copytree(finished_run, run)
-    (run / "results.json").unlink()
-    more = (RESUME, "--model.init_args.evaluation.memory_gib=1", "--results.select_on=test")
-    assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
-    assert list(tmp_path.glob("*/*")) == [run]
-    assert json.loads((run / "results.json").read_text())["checkpoint"] == str(run / "checkpoints" / "best.ckpt")
 
 
 def test_a_best_checkpoint_later_than_the_resumed_one_keeps_its_score(tmp_path):
