@@ -11,6 +11,8 @@ from browser import serving
 from tvr_lightning.search.query import SearchQuery
 
 LOCAL = "http://127.0.0.1"
+TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
+"""Options of a small TinyClipEncoder."""
 
 
 def write_frames(path, pictures):

@@ -105,12 +105,10 @@ def test_a_recipe_is_profiled_without_its_dataset(tmp_path, capsys):
         f"data: {{init_args: {{root: {tmp_path / 'nowhere'}, frames: 4}}}}\n"
     )
     words = [f"--config={path}" for path in (RECIPES / "dpdv.yaml", RECIPES / "fixture.yaml", overlay)]
-    command = ["profile", *words, "--out", str(tmp_path), "--queries", "4", "--repeats", "1"]
-    assert main([*command, "--batch_size", "2"]) == 0
+    words += ["--out", str(tmp_path), "--queries", "4", "--repeats", "1", "--batch_size", "2"]
+    assert main(["profile", *words]) == 0
     (card,) = read_profiles(tmp_path / "profiles")
     assert (card.method, card.batch, card.queries) == ("DPDV", 2, 4)
     assert card.precision == "bf16-mixed"
     assert card.options["class_path"].endswith("DPDV")
     assert f"{card.costs.parameters / 1e6:.2f}" in capsys.readouterr().out
-    assert main([*command, "--batch_size", "1"]) == 2
-    assert "--batch_size is 1; expected a whole number of at least 2" in capsys.readouterr().err

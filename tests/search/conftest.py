@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from browser import open_browser
-from search_parts import save_checkpoint, write_clip
+from search_parts import TINY, save_checkpoint, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.media.workers import start_method
@@ -37,11 +37,10 @@ def checkpoints(tmp_path_factory):
     paths = {}
     for seed, kind in enumerate((GARE, CLIP4Clip)):
         torch.manual_seed(seed)
-        encoder = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
         options = {"gare": GAREOptions(temporal_layers=1)} if kind is GARE else {}
-        module = kind(TinyClipEncoder(**encoder), words=12, frames=4, **options)
+        module = kind(TinyClipEncoder(**TINY), words=12, frames=4, **options)
         arguments = {name: module.hparams[name] for name in ("words", "frames", *options)}
-        paths[kind.__name__.lower()] = save_checkpoint(module, encoder, arguments, folder / f"{kind.__name__}.ckpt")
+        paths[kind.__name__.lower()] = save_checkpoint(module, TINY, arguments, folder / f"{kind.__name__}.ckpt")
     return paths
 
 

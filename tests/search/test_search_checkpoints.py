@@ -9,7 +9,7 @@ import pytest
 import torch
 from examples.dual_softmax_loss import DualSoftmaxLoss
 from open_clip import pretrained
-from search_parts import find, save_checkpoint
+from search_parts import TINY, find, save_checkpoint
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
@@ -21,7 +21,6 @@ from tvr_lightning.search.indexing import index
 from tvr_lightning.search.scorer import Scorer, ScorerSource
 from tvr_lightning.training.checkpoints import CheckpointError
 
-TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
 ARGUMENTS = {"words": 12, "frames": 4}
 REMOVED = object()
 

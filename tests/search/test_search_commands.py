@@ -1,11 +1,14 @@
-"""`tvr index` and `tvr search` on the command line: output, strange file names, and refused options."""
+"""`tvr index` and `tvr search` on the command line: output, strange file names, refused options, and the demo."""
 
 import json
 import os
 import re
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from PIL import Image
 from search_parts import client_of, find, write_clip
@@ -16,6 +19,7 @@ from tvr_lightning.search.indexing import index
 from tvr_lightning.search.results import clock, printable
 from tvr_lightning.search.segments import Segments
 
+DEMO = Path(__file__).parents[2] / "benchmarks" / "demo_search.py"
 NOT_UTF8, CONTROL = os.fsdecode(b"caf\xe9/caf\xe9.mp4"), "b\x1b[31m\x9b1m[red].mp4"
 
 
@@ -55,14 +59,11 @@ CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
             "--weights, --architecture, --frames cannot be combined with --ckpt_path",
         ),
         (NEW + " {ckpt} --segments none --segment_length 30", "none does not cut videos"),
-        (NEW + " --ckpt_path {nowhere}.ckpt", "no such file"),
         (NEW + " --weights nowhere.pt", "--ckpt_path FILE"),
         (NEW + " --weights openia", "openia"),
-        (NEW + " --weights none --captions nowhere.csv", "nowhere.csv"),
         (NEW + " --weights none --architecture ViT-nothing", "ViT-nothing"),
         (NEW, "--ckpt_path FILE"),
         ("index {broken} --out {out} {ckpt}", "no video could be read: {broken}/fake.mp4"),
-        ("index {nowhere} --out {out} {ckpt}", "no such file or folder"),
         ("index --out {out} {ckpt}", "No videos are given"),
         (OLD + " --frames 4 --sampling head", "--frames, --sampling cannot be used, since {indexed} records the"),
         ("search --index {indexed}", "No query is given"),
@@ -70,16 +71,15 @@ CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
         (CLIP + " --normalize sinkhorn", TEXT_ONLY),
         (CLIP + " --min_relevance 0.5", TEXT_ONLY),
         (CLIP + " --image {gallery}/clip1.mp4", "either --video or --image"),
-        ("serve --index {indexed} --videos {nowhere}", "nowhere: no such folder"),
     ],
 )
 def test_unusable_commands_end_in_one_line_and_leave_nothing(
     tmp_path, indexed, gallery, ckpt, user_state, monkeypatch, capsys, words, message
 ):
     monkeypatch.chdir(tmp_path)
-    names = {name: tmp_path / name for name in ("new", "old", "broken", "empty", "nowhere")}
+    names = {name: tmp_path / name for name in ("new", "old", "broken")}
     names |= {"indexed": indexed, "gallery": gallery, "ckpt": " ".join(ckpt)}
-    for name in ("broken", "empty", "old"):
+    for name in ("broken", "old"):
         names[name].mkdir()
     (names["broken"] / "fake.mp4").write_text("<html>I am an mp4</html>")
     remembered = list(user_state.rglob("*.json"))
@@ -124,3 +124,29 @@ def test_strange_names_are_found_served_and_printed_without_control_characters(t
                 assert client.get(f"/api/videos/{result['id']}/{address}").status_code == 200
             similar = client.get("/api/search", params={"like": result["id"]}).json()
             assert similar["query"] == result["path"].rpartition("/")[2]
+
+
+@pytest.mark.slow
+def test_the_demo_search_finds_the_video_of_its_first_example(finished_run, msrvtt, tmp_path, monkeypatch, capsys):
+    """The last step of `make demo`."""
+    run = shutil.copytree(finished_run, tmp_path / "runs" / "clip4clip-msrvtt" / "version_0")
+
+    def demo():
+        folders = [DEMO, "--runs", tmp_path / "runs", "--videos", msrvtt / "msrvtt", "--out", tmp_path / "index"]
+        monkeypatch.setattr(sys, "argv", [*map(str, folders)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(DEMO), run_name="__main__")
+        return ended.value.code, capsys.readouterr().out
+
+    status, printed = demo()
+    assert status == 0
+    ranks = pd.read_parquet(run / "ranks.parquet")
+    first = ranks[(ranks.direction == "text-to-video") & (ranks["rank"] == 1)]
+    assert re.findall(r'^tvr search "(.*)"$', printed, re.MULTILINE) == first["query"][:3].tolist()
+    answers = re.findall(r"^  1\. .*/(\w+)\.mp4$", printed, re.MULTILINE)
+    assert answers == first["video"][:3].tolist()
+    assert f"The video of this caption is {answers[0]}: rank 1\n" in printed
+    wrong = ranks.assign(rank=1)
+    wrong["video"] = wrong["video"].iloc[::-1].to_numpy()
+    wrong.to_parquet(run / "ranks.parquet")
+    assert demo()[0] == 1, "a wrong example is an error"

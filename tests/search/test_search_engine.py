@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from search_parts import LOCAL, find, find_file, save_checkpoint, write_clip
+from search_parts import LOCAL, TINY, find, find_file, save_checkpoint, write_clip
 from starlette.testclient import TestClient
 
 from tvr_lightning.cli import main
@@ -251,11 +251,10 @@ def test_gaid_scores_use_the_audio_of_videos_that_have_some(tmp_path):
         tone = frequency and sound_files.tone(2.0, frequency=frequency)
         sound_files.write_clip(tmp_path / "videos" / f"{name}.mkv", tone)
     torch.manual_seed(0)
-    encoder = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
     plain = {"words": 12, "frames": 4}
-    method = GAID(TinyClipEncoder(**encoder), audio_encoder=TinyWav2Vec2Encoder(), **plain)
+    method = GAID(TinyClipEncoder(**TINY), audio_encoder=TinyWav2Vec2Encoder(), **plain)
     audio = {"class_path": "tvr_lightning.encoders.TinyWav2Vec2Encoder", "init_args": {}}
-    checkpoint = save_checkpoint(method, encoder, {**plain, "audio_encoder": audio}, tmp_path / "gaid.ckpt")
+    checkpoint = save_checkpoint(method, TINY, {**plain, "audio_encoder": audio}, tmp_path / "gaid.ckpt")
     report = index([tmp_path / "videos"], tmp_path / "index", [ScorerSource(str(checkpoint))], progress=False)
     assert report.added == 4, report.lines()
     changes = {}

@@ -233,24 +233,6 @@ def test_the_fixture_is_used_only_if_requested_or_without_real_data(dry_run, tmp
         assert message in said
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--seeds=0,x"], 2, "whole numbers separated by commas"),
-        (["--fixture_videos=2"], 2, "expected a whole number of at least 8"),
-        (["--overlay=absent.yaml"], 2, "--overlay absent.yaml: no such file"),
-        (["gare-0"], 2, "There is no table 'gare-0'. The most similar names are "),
-        (["--gpus=2", "--minutes=9"], 2, "--minutes, --gpus can only be used for SLURM jobs. Add --engine slurm."),
-        (["--engine=slurm", "--minutes=0"], 2, "expected a whole number of at least 1"),
-        (["--only=gadi"], 2, "--only 'gadi' is not a run of these tables"),
-    ],
-)
-def test_bad_options_are_refused_with_one_sentence(dry_run, options, status, message):
-    found, _, said = dry_run("gare-1", *options)
-    assert found == status
-    assert message in said
-
-
 def test_the_remaining_time_is_estimated_from_finished_runs(root, tmp_path):
     plan = tiny_plan(root, tmp_path, table="gare-1", only=())
     first, *rest = plan.runs.values()
