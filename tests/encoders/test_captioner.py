@@ -1,12 +1,14 @@
 """Captioning with a tiny model of the real class: files, interruptions, full disks, and refused input."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
 import resource
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -94,30 +96,32 @@ def test_batches_and_bfloat16_give_descriptions(captioner, folder):
     assert {word for text in halved.describe(frames, "a red circle", 6) for word in text.split()} <= SAID
 
 
-def describe_and_die(videos, captioner, out: Path) -> None:
-    """Describe videos until the process kills itself before the second batch."""
-    describe, calls = captioner.describe, []
+def die(target: object, function: str, number: int, after: bool, action: Callable[..., object], *arguments) -> None:
+    """Do something until this process kills itself before or after the call of a function with this number."""
+    call, calls = getattr(target, function), itertools.count(1)
 
-    def killed(*arguments):
-        calls.append(1)
-        if len(calls) == 2:
+    def killing(*given, **options):
+        fatal = next(calls) == number
+        result = call(*given, **options) if after or not fatal else None
+        if fatal:
             os.kill(os.getpid(), signal.SIGKILL)
-        return describe(*arguments)
+        return result
 
-    captioner.describe = killed
-    caption(videos, captioner, CaptionOptions(out, batch_size=6, **QUICK))
+    setattr(target, function, killing)
+    action(*arguments)
 
 
 def test_a_killed_run_resumes_and_writes_the_same_file(table, videos, captioner, tmp_path, ended):
     out = tmp_path / "captions.parquet"
-    process = ended(fork(describe_and_die, videos, captioner, out))
+    options = CaptionOptions(out, batch_size=6, **QUICK)
+    process = ended(fork(die, captioner, "describe", 2, False, caption, videos, captioner, options))
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not out.exists()
     unfinished = out.with_name(out.name + ".unfinished")
     with unfinished.open("ab") as file:
         file.write(b'[{"video_id": "video')  # a truncated line
-    report = caption(videos, captioner, CaptionOptions(out, batch_size=6, **QUICK))
+    report = caption(videos, captioner, options)
     assert report == ["3 videos described, 2 already present"]
     pd.testing.assert_frame_equal(pd.read_parquet(out), table)
     assert {path.name for path in tmp_path.iterdir()} <= {out.name, f"{unfinished.name}.lock"}
@@ -135,19 +139,6 @@ def write_descriptions(out: Path, names: list[str]) -> list[str]:
     return missing
 
 
-def killed_in_finish(out: Path, names: list[str], target: object, function: str, after: bool) -> None:
-    """As `write_descriptions`, killed before or after it calls a function."""
-    call = getattr(target, function)
-
-    def killed(*arguments, **options):
-        if after:
-            call(*arguments, **options)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(target, function, killed)
-    write_descriptions(out, names)
-
-
 def test_a_kill_while_the_file_is_written_loses_nothing(tmp_path, ended):
     first, names, finished = ["old", "other"], ["a", "b", "old"], []
     right = tmp_path / "right" / "captions.parquet"
@@ -158,7 +149,7 @@ def test_a_kill_while_the_file_is_written_loses_nothing(tmp_path, ended):
         for after in (False, True):
             out = tmp_path / f"{function} {after}" / "captions.parquet"
             write_descriptions(out, first)
-            process = ended(fork(killed_in_finish, out, names, target, function, after))
+            process = ended(fork(die, target, function, 1, after, write_descriptions, out, names))
             process.join()
             assert process.exitcode == -signal.SIGKILL
             finished.append(out.read_bytes() == right.read_bytes())

@@ -29,7 +29,7 @@ from tvr_lightning.encoders.tuning import FROM_THE_BLOCKS_ON, Target
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XPool
 from tvr_lightning.testing import run_processes
-from tvr_lightning.testing.processes import STEPS, Batches, comparable, quiet_trainer, strategies
+from tvr_lightning.testing.processes import STEPS, Batches, comparable, strategies
 from tvr_lightning.testing.processes import trained as trained_on
 from tvr_lightning.testing.small import method_recipes, random_pairs, small, synthetic_data
 from tvr_lightning.training.checkpoints import CheckpointError
@@ -195,18 +195,10 @@ def test_tuning_changes_both_towers_or_is_refused(tuning, kind, refused, models)
     assert not torch.allclose(encoder.encode_video(video).frames, frames)
 
 
-class Bare(TinyClipEncoder):
-    blocks = Encoder.blocks
-
-
-def bare() -> Bare:
-    return Bare(width=64, image_size=32, text_layers=1, vision_layers=1)
-
-
 @pytest.mark.parametrize(
     ("tuning", "message"),
     [
-        (lambda: LastBlocks(1).apply(bare()), "Bare names no transformer blocks"),
+        (lambda: Encoder.blocks(method(None).encoder, "text"), "TinyClipEncoder names no transformer blocks"),
         (lambda: method(FineTuning(["visual.*"])),
          r"no parameter of TinyClipEncoder matches visual\.\*\. Its .* include clip\."),
         (lambda: LastBlocks(0), "LastBlocks.blocks is 0; expected"),
@@ -254,13 +246,6 @@ def test_a_run_with_lora_reports_its_parameters_and_its_checkpoint_gives_the_sam
     assert results[0] == results[1]
     with pytest.raises(CheckpointError, match="given ones change its scores"):
         Recipe.parse([], ["--model.init_args.tuning.init_args.alpha=1"], checkpoint)
-
-
-def test_a_frozen_encoder_is_in_eval_mode_during_training():
-    module, data = small(RECIPES / "xpool.yaml", OVERLAYS["frozen"])
-    quiet_trainer(max_steps=1, limit_val_batches=0).fit(module, datamodule=data)
-    assert not any(part.training for part in module.encoder.modules())
-    assert module.training
 
 
 def encoded(module, pairs) -> tuple[torch.Tensor, ...]:
