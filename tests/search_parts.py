@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from browser import serving
 
+from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.search.query import SearchQuery
 
 LOCAL = "http://127.0.0.1"
@@ -48,6 +49,16 @@ def save_checkpoint(module, encoder, arguments, path):
     content = {"pytorch-lightning_version": "2.6.5", "epoch": 0, "global_step": 0, "state_dict": module.state_dict()}
     torch.save(content | {"hyper_parameters": hyperparameters}, path)
     return path
+
+
+def save_method(kind, path, encoder, frames, tuning=None, noise=0.0):
+    """Write a method with a TinyClipEncoder and random weights like `tvr fit`."""
+    torch.manual_seed(1)
+    module = kind(TinyClipEncoder(**encoder), frames=frames, words=12, tuning=tuning)
+    for parameter in module.parameters():
+        parameter.data += noise * torch.randn_like(parameter)
+    named = tuning and {"class_path": f"tvr_lightning.encoders.{type(tuning).__name__}", "init_args": vars(tuning)}
+    return save_checkpoint(module, encoder, {"frames": frames, "words": 12, "tuning": named}, path)
 
 
 def find(searcher, query="", **options):

@@ -12,10 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
-from search_parts import save_checkpoint, write_clip
+from search_parts import save_method, write_clip
 
-from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.methods import XPool
 
 ROOT = Path(__file__).parent.parent
@@ -36,9 +34,7 @@ def test_the_container_copies_existing_files_and_installs_with_the_constraints()
 def test_the_script_of_the_container_indexes_and_serves_and_names_missing_variables(tmp_path, ended):
     pytest.importorskip("lancedb")
     pytest.importorskip("uvicorn")
-    torch.manual_seed(0)
-    module = XPool(TinyClipEncoder(**SMALL), frames=2, words=8)
-    save_checkpoint(module, SMALL, {"frames": 2, "words": 8}, tmp_path / "last.ckpt")
+    save_method(XPool, tmp_path / "last.ckpt", SMALL, 2)
     write_clip(tmp_path / "videos" / "a.mp4", 1)
     program = tmp_path / "bin" / "tvr"
     program.parent.mkdir()

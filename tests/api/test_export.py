@@ -11,13 +11,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from search_parts import save_checkpoint, write_clip
+from search_parts import save_method, write_clip
 from tokenizers import Tokenizer
 
 import tvr_lightning
 from tvr_lightning.api import export as exporting
 from tvr_lightning.cli import main
-from tvr_lightning.encoders import LoRA, TinyClipEncoder
+from tvr_lightning.encoders import LoRA
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XCLIP, CLIP4Clip, XPool
@@ -28,19 +28,10 @@ SMALL = {"width": 64, "text_layers": 4, "vision_layers": 1, "image_size": 32}
 RUN = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
-def saved(kind, path, tuning=None):
-    torch.manual_seed(1)
-    module = kind(TinyClipEncoder(**SMALL), frames=4, words=12, tuning=tuning)
-    for parameter in module.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)
-    options = {"class_path": "tvr_lightning.encoders.LoRA", "init_args": vars(tuning)} if tuning else None
-    return save_checkpoint(module, SMALL, {"frames": 4, "words": 12, "tuning": options}, path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tuning"), [(CLIP4Clip, LoRA()), (XPool, None), (XCLIP, None)])
 def test_the_example_ranks_videos_without_torch_as_the_method_does(kind, tuning, tmp_path, capsys):
-    checkpoint, out = saved(kind, tmp_path / "last.ckpt", tuning), tmp_path / "exported"
+    checkpoint, out = save_method(kind, tmp_path / "last.ckpt", SMALL, 4, tuning, noise=0.05), tmp_path / "exported"
     videos = [str(write_clip(tmp_path / f"{number}.mp4", number, 12 + 8 * number)) for number in range(3)]
     assert main(["export", str(checkpoint), str(out)]) == 0
     assert "video.onnx: differs from torch by at most" in capsys.readouterr().out
@@ -75,7 +66,7 @@ def test_an_encoder_without_training_is_exported_with_random_weights(tmp_path):
 
 @pytest.mark.slow
 def test_nothing_stays_of_an_export_that_differs_from_torch(tmp_path, monkeypatch):
-    checkpoint = saved(CLIP4Clip, tmp_path / "last.ckpt")
+    checkpoint = save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 4)
     monkeypatch.setattr(exporting, "TOLERANCE", 1e-9)
     with pytest.raises(UserError, match=r"CLIP4Clip cannot be exported: text\.onnx differs from torch by"):
         tvr_lightning.export(checkpoint, tmp_path / "exported")
@@ -89,7 +80,11 @@ def refused(*words):
 
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path, monkeypatch):
-    checkpoint, out, text = saved(CLIP4Clip, tmp_path / "last.ckpt"), tmp_path / "exported", tmp_path / "text.ckpt"
+    checkpoint, out, text = (
+        save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 4),
+        tmp_path / "exported",
+        tmp_path / "text.ckpt",
+    )
     text.write_text("no checkpoint")
     assert refused(checkpoint, tmp_path) == f"{tmp_path} exists. Choose a new folder, or delete it."
     assert "last.ckpt is not an open_clip architecture" in refused(checkpoint, out, ("weights", "openai"))

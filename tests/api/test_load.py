@@ -1,15 +1,19 @@
-"""Scores of a checkpoint in Python, and one-line errors."""
+"""Scores of a checkpoint in Python, its merged encoder, and one-line errors."""
 
+import errno
+import re
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
-from search_parts import save_checkpoint, write_clip
+from search_parts import save_method, write_clip
 
 import tvr_lightning
 from tvr_lightning.api.model import Model
 from tvr_lightning.data.batch import TextBatch, VideoBatch
-from tvr_lightning.encoders import TinyClipEncoder
+from tvr_lightning.encoders import Adapter, LoRA, TinyClipEncoder
+from tvr_lightning.encoders.clip import build_model
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.container import VideoError
 from tvr_lightning.methods import GARE, NCL, CLIP4Clip, XPool
@@ -22,10 +26,7 @@ TEXTS = ["a red star moves left", "a small dog", "a person sings"]
 
 @pytest.fixture(scope="module", params=[GARE, XPool], ids=lambda kind: kind.__name__)
 def checkpoint(request, tmp_path_factory):
-    torch.manual_seed(3)
-    module = request.param(TinyClipEncoder(**SMALL), frames=3, words=12)
-    path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    return save_checkpoint(module, SMALL, {"frames": 3, "words": 12}, path)
+    return save_method(request.param, tmp_path_factory.mktemp("run") / "last.ckpt", SMALL, 3)
 
 
 def test_videos_and_texts_get_the_scores_of_the_method(checkpoint, tmp_path):
@@ -87,3 +88,61 @@ def test_a_checkpoint_whose_encoder_was_built_in_python_asks_for_it(tmp_path):
     built = {"encoder": TinyClipEncoder(**SMALL), "contrast": NCL()}
     loaded = CLIP4Clip.load_from_checkpoint(path, **built, weights_only=True)
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in method.state_dict().items())
+
+
+CONFIGURATION = {
+    "embed_dim": 64,
+    "vision_cfg": {"width": 64, "layers": 1, "patch_size": 16, "image_size": 32},
+    "text_cfg": {"width": 64, "layers": 4, "heads": 1, "context_length": 77},
+}
+
+
+def test_open_clip_computes_the_features_of_a_merged_encoder(tmp_path):
+    tuning = LoRA(targets=["query", "key", "output", "mlp"])
+    checkpoint = save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 2, tuning, noise=0.1)
+    tvr_lightning.merge(checkpoint, tmp_path / "merged.pt")
+    merged = build_model(CONFIGURATION, "float32").eval()
+    open_clip.load_checkpoint(merged, str(tmp_path / "merged.pt"))
+    module = tvr_lightning.load(checkpoint).module
+    encoder = module.encoder
+    pixels, ids = torch.randn(3, 3, 32, 32), encoder.tokenizer.encode(["a red star", "a dog"], 77).ids
+    with torch.no_grad():
+        frames = encoder.encode_pixels(pixels[None], torch.ones(1, 3, dtype=torch.bool)).frames[0]
+        torch.testing.assert_close(merged.encode_image(pixels), frames)
+        torch.testing.assert_close(merged.encode_text(ids), encoder.encode_tokens(ids).sentence)
+    assert merged.logit_scale.item() == module.temperature.logit_scale.item()
+
+
+def test_an_encoder_with_adapters_cannot_be_merged(tmp_path):
+    checkpoint = save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 2, Adapter())
+    with pytest.raises(UserError, match=r"last\.ckpt: open_clip has no model with adapters"):
+        tvr_lightning.merge(checkpoint, tmp_path / "merged.pt")
+    assert not (tmp_path / "merged.pt").exists()
+
+
+@pytest.mark.parametrize("out", ["last.ckpt", "link.pt", "../merged/last.ckpt", "hard.pt"])
+def test_the_checkpoint_is_never_overwritten(out, tmp_path, monkeypatch):
+    (tmp_path / "merged").mkdir()
+    checkpoint = save_method(CLIP4Clip, tmp_path / "merged" / "last.ckpt", SMALL, 2)
+    before = checkpoint.read_bytes()
+    monkeypatch.chdir(tmp_path / "merged")
+    Path("link.pt").symlink_to("last.ckpt")
+    Path("hard.pt").hardlink_to("last.ckpt")
+    with pytest.raises(UserError, match=rf"{re.escape(out)} is the file .*last\.ckpt, which is read"):
+        tvr_lightning.merge(checkpoint, out)
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_merge_that_fails_keeps_the_previous_file(tmp_path, monkeypatch):
+    checkpoint, out = save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 2), tmp_path / "merged.pt"
+    out.write_bytes(b"previous")
+
+    def full(content, file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"merged\.pt could not be written .*The previous file is intact"):
+        tvr_lightning.merge(checkpoint, out)
+    assert out.read_bytes() == b"previous"
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "merged.pt"}

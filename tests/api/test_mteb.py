@@ -12,7 +12,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
-from search_parts import save_checkpoint, write_clip
+from search_parts import save_checkpoint, save_method, write_clip
 from tiny_xclip import XCLIP, save_tiny_xclip
 
 import tvr_lightning
@@ -30,10 +30,7 @@ TEXTS = ["a red star moves left", "a small dog", "a person sings", "two cars in 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    torch.manual_seed(5)
-    module = XPool(TinyClipEncoder(**SMALL), frames=2, words=12)
-    path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    return tvr_lightning.load(save_checkpoint(module, SMALL, {"frames": 2, "words": 12}, path))
+    return tvr_lightning.load(save_method(XPool, tmp_path_factory.mktemp("run") / "last.ckpt", SMALL, 2))
 
 
 @pytest.fixture(scope="module")
