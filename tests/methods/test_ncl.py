@@ -11,11 +11,10 @@ from parity.check import check_case
 
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
-from tvr_lightning.features import VideoFeatures
+from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 from tvr_lightning.methods import DRL, GARE, NCL, TCMGC, XCLIP, CLIP4Clip
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.ncl.model import normalized_logits
-from tvr_lightning.methods.ncl.queue import FeatureQueue
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.losses import info_nce
@@ -45,6 +44,16 @@ def test_four_iterations_match_the_equations(parity_cases, name):
     comparisons = check_case(case)
     assert len(comparisons) > 20
     assert comparisons[0].relative < 1e-9, comparisons[0]
+
+
+@pytest.mark.parametrize("name", ["ncl", "ncl_gamma_0.01"])
+def test_float32_biases_equal_the_equations(parity_cases, name):
+    case = load_case(parity_cases / f"{name}.safetensors")
+    biases = sinkhorn_biases(case.expected["cosine"].float(), case.config["gamma"])
+    for side, bias in zip(("text", "video"), biases, strict=True):
+        assert bias.dtype == torch.float32
+        expected = case.expected[f"iterations_4.{side}_bias"]
+        torch.testing.assert_close(bias.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_are_finite_at_the_temperature_of_clip():
@@ -101,15 +110,19 @@ def test_any_method_can_have_the_contrast():
 
 
 def test_queues_contain_the_last_pairs_of_all_steps():
-    model = method(queue_size=10)
-    seen = [encoded(model, pairs(4, seed)).detach() for seed in range(4)]
-    for step in seen:
+    model, seen = method(queue_size=10), torch.empty(0, WIDTH)
+    for seed, count in enumerate((4, 4, 4, 4, 12, 1)):  # the fifth step exceeds the queue
+        step = encoded(model, pairs(count, seed))
+        step.text.sentence.requires_grad_()
         model.update_state(step)
+        seen = torch.cat([seen, step.text.sentence.detach()])
+        sentences = seen[-10:]
+        torch.testing.assert_close(model.bank().texts.sentence, sentences)
     bank = model.bank()
-    sentences = torch.cat([step.text.sentence for step in seen])[-10:]
-    torch.testing.assert_close(bank.texts.sentence, sentences)
+    assert not bank.texts.sentence.requires_grad
     assert bank.texts.words.shape == (10, 0, WIDTH)
     assert bank.videos.frames.shape == (10, 1, WIDTH)
+    assert bank.videos.frame_mask.dtype == torch.bool
     fresh = method(queue_size=10)
     fresh.on_load_checkpoint({"state_dict": model.state_dict()})
     fresh.load_state_dict(model.state_dict())
@@ -118,32 +131,6 @@ def test_queues_contain_the_last_pairs_of_all_steps():
         CheckpointError, match=r"contrast.text_queue.stored_sentence has shape \(10, 64\), expected \(3, 64\)"
     ):
         method(queue_size=3).on_load_checkpoint({"state_dict": model.state_dict()})
-
-
-def videos(*numbers):
-    frames = torch.tensor(numbers, dtype=torch.float32)[:, None, None].expand(-1, 2, 3).clone()
-    return VideoFeatures(frames, torch.ones(len(numbers), 2, dtype=torch.bool))
-
-
-def numbers(queue):
-    return queue.records(VideoFeatures).frames[:, 0, 0].int().tolist()
-
-
-def test_a_queue_drops_its_oldest_items_first():
-    queue, seen = FeatureQueue(5), []
-    assert len(queue) == 0
-    for step in range(7):
-        queue.push(videos(2 * step, 2 * step + 1))
-        seen += [2 * step, 2 * step + 1]
-        assert numbers(queue) == seen[-5:]
-    pushed = videos(*range(8))
-    pushed.frames.requires_grad_()
-    queue.push(pushed)
-    assert numbers(queue) == [3, 4, 5, 6, 7]
-    records = queue.records(VideoFeatures)
-    assert not records.frames.requires_grad
-    assert records.frame_mask.dtype == torch.bool
-    assert records.audio is None
 
 
 class WithoutContrast(CLIP4Clip):
