@@ -1,8 +1,8 @@
-"""Four processes train as one does with every `gather`; `test_contract.py` trains every method on two processes."""
+"""Four processes train as one does; `test_contract.py` trains every method on two processes."""
 
 import pytest
 import torch
-from scale_models import ANSWERING, RECIPES, Questions, answering, build, pairs
+from scale_models import ANSWERING, RECIPES, Questions, answering, build
 
 import tvr_lightning.methods
 from tvr_lightning.methods.base import RetrievalModule
@@ -15,7 +15,6 @@ STEPS = 2
 WHOLE = ["CLIP4Clip", ANSWERING]
 CLASSES = {title: getattr(tvr_lightning.methods, title, None) for title in RECIPES}
 LOCAL = [title for title, kind in CLASSES.items() if kind and kind.losses is RetrievalModule.losses]
-WITHOUT_DROPOUT = {"XPool": "--model.init_args.xpool.dropout=0"}  # processes draw different masks
 
 
 def made(name, root, gather="global"):
@@ -23,24 +22,22 @@ def made(name, root, gather="global"):
     if name == ANSWERING:
         module = answering()
         return module, Questions(module.method, STEPS)
-    options = [WITHOUT_DROPOUT[name]] if gather == "local" and name in WITHOUT_DROPOUT else []
-    options += [f"--model.init_args.gather={gather}", "--model.init_args.released_devices=null"]
-    method = build(name, *options, root=root)
-    return method, Batches(method, 1 if gather == "own-slice" else STEPS)
+    options = [f"gather={gather}", "released_devices=null"]
+    options += ["xpool.dropout=0"] if name == "XPool" else []  # processes draw different masks
+    method = build(name, *(f"--model.init_args.{option}" for option in options), root=root)
+    return method, Batches(method, STEPS)
 
 
 def train_all(rank, root):
-    """Losses and weights by strategy or gather and name."""
+    """Losses and weights by strategy or `local`, and name."""
     results = {}
     for name in WHOLE:
         for strategy, chosen in strategies().items():
             if (name, strategy) == (ANSWERING, "ddp"):  # it does not use all parameters of the retrieval method
                 chosen = "ddp_find_unused_parameters_true"
             results[f"{strategy} {name}"] = list(trained(*made(name, root), strategy=chosen))
-    for gather, names, clip in (("own-slice", RECIPES, None), ("local", LOCAL, 1.0)):
-        for name in names:
-            made_for = made(name, root, gather)
-            results[f"{gather} {name}"] = list(trained(*made_for, strategy="ddp", gradient_clip_val=clip))
+    for name in LOCAL:
+        results[f"local {name}"] = list(trained(*made(name, root, "local"), strategy="ddp"))
     return results
 
 
@@ -57,9 +54,8 @@ def results(root):
 def assert_equal_weights(results, key, expected):
     for rank, result in enumerate(results):
         for name, tensor in expected.items():
-            if "queue" not in name:  # queues contain the same items in the order of gathering
-                what = f"{key}, process {rank}, {name}"
-                torch.testing.assert_close(result[key][1][name], tensor, rtol=1e-6, atol=1e-9, msg=what)
+            what = f"{key}, process {rank}, {name}"
+            torch.testing.assert_close(result[key][1][name], tensor, rtol=1e-6, atol=1e-9, msg=what)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -83,24 +79,3 @@ def test_local_losses_average_to_the_loss_of_one_process_and_train_the_same_weig
     assert losses.mean(0).tolist() == pytest.approx(expected[0], rel=1e-6)
     assert len(set(losses[:, 0].tolist())) == WORLD  # each process has its own rows and columns
     assert_equal_weights(results, f"local {name}", expected[1])
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_own_slices_scale_the_gradient_through_the_gather_but_not_that_of_heads(name, root, results):
-    """A step uses 1 / W of the gradient through the gather, and all of the heads' other gradient."""
-    method = build(name, root=root)
-    torch.manual_seed(0)
-    encoded = method.pair_features(pairs(method))
-    sum(method.losses(encoded.detach()).values()).backward()
-    heads = {key: parameter.grad for key, parameter in method.named_parameters() if parameter.grad is not None}
-    method.zero_grad(set_to_none=True)
-    encoded = method.pair_features(pairs(method))
-    sum(method.losses(encoded).values()).backward()
-    expected = {}
-    for key, parameter in method.named_parameters():
-        direct = heads.get(key, torch.zeros_like(parameter))
-        through = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad - direct
-        expected[key] = parameter.detach() - 0.1 * (direct + through / WORLD)
-    projection = "encoder.clip.text_projection"
-    assert not torch.equal(expected[projection], method.state_dict()[projection])
-    assert_equal_weights(results, f"own-slice {name}", expected)
