@@ -1,11 +1,11 @@
-"""Both forms of pair vectors give the same results for every operation."""
+"""Both forms of pair vectors give the same results for every operation; products of tokens."""
 
 import pytest
 import torch
 from methods.parts import close
 from torch import nn
 
-from tvr_lightning.pairwise import DensePairVectors, PairVectors, tiles
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, chained, mapped_between, tiles, token_similarities
 from tvr_lightning.pairwise.basis_terms import BasisTerms
 
 N, M, F, W = 4, 3, 5, 6
@@ -182,3 +182,33 @@ def test_bad_shapes_are_rejected(parts):
         PairVectors.from_texts(parts["words"], videos=M) + PairVectors.from_texts(parts["words"], videos=M + 1)
     with pytest.raises(ValueError, match="need a basis"):
         PairVectors((M, N, W), BasisTerms())
+
+
+def test_consecutive_layers_can_be_folded_into_one():
+    first, second = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
+    many = torch.randn(40, 8, dtype=torch.double)
+    torch.testing.assert_close(chained(many, first, second), second(first(many)))
+    torch.testing.assert_close(chained(many[:2], first, second), second(first(many[:2])))
+    assert chained(many) is many
+    torch.testing.assert_close(chained(many, first.weight, second.weight), many @ first.weight.T @ second.weight.T)
+
+
+def test_token_similarities_are_products_of_all_tokens():
+    video, text = torch.randn(M, F, 8), torch.randn(N, 2, 8)
+    torch.testing.assert_close(token_similarities(video, text), torch.einsum("mfd,nwd->fmwn", video, text))
+    assert token_similarities(video, text).is_contiguous()
+    assert token_similarities(video[:0], text).shape == (F, 0, 2, N)
+    for wrong in (text[0], torch.randn(N, 2, 9)):
+        with pytest.raises(ValueError, match="token_similarities needs"):
+            token_similarities(video, wrong)
+
+
+def test_matrices_are_applied_to_the_side_with_fewer_tokens():
+    first, second = torch.randn(2, 8, 8, dtype=torch.double)
+    for videos, texts in ((1, 9), (9, 1)):
+        video, text = torch.randn(videos, F, 8).double(), torch.randn(texts, F, 8).double()
+        frames, words = mapped_between(video, text, first, second)
+        assert (frames is video, words is text) == (videos > texts, texts > videos)
+        expected = torch.einsum("mfd,nwd->fmwn", video, text @ first @ second)
+        torch.testing.assert_close(token_similarities(frames, words), expected)
+    assert mapped_between(video, text)[1] is text
