@@ -11,7 +11,7 @@ from parity.check import check_case
 
 from tvr_lightning.evaluation.config import EvaluationConfig
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm, SinkhornBias
-from tvr_lightning.layers.sinkhorn import sinkhorn_biases
+from tvr_lightning.layers.sinkhorn import sinkhorn_biases, sinkhorn_log_weights
 from tvr_lightning.methods import DRL, GARE, NCL, TCMGC, XCLIP, CLIP4Clip
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.ncl.model import normalized_logits
@@ -54,6 +54,21 @@ def test_float32_biases_equal_the_equations(parity_cases, name):
         assert bias.dtype == torch.float32
         expected = case.expected[f"iterations_4.{side}_bias"]
         torch.testing.assert_close(bias.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_matrix_meets_the_marginals_of_rows_and_columns_at_convergence():
+    logits = 10 * torch.rand(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    rows, columns = torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0, 4.0]).double(), torch.tensor([5.0, 1.0, 1.0, 1.0]).double()
+    alpha, beta = sinkhorn_log_weights(
+        lambda weights: (logits + weights).logsumexp(1),
+        lambda weights: (logits if weights is None else logits + weights[:, None]).logsumexp(0),
+        500,
+        rows.log(),
+        columns.log(),
+    )
+    matrix = (logits + alpha[:, None] + beta).flatten().softmax(0).view(6, 4)
+    torch.testing.assert_close(matrix.sum(1), rows / rows.sum())
+    torch.testing.assert_close(matrix.sum(0), columns / columns.sum())
 
 
 def test_gradients_are_finite_at_the_temperature_of_clip():
