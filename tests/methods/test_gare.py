@@ -207,8 +207,6 @@ def test_gradients_of_almost_equal_increments_match_float64(form, options):
 def test_norm_variance_is_limited_by_its_floor():
     increment = random_increments().requires_grad_()
     variance = increment.norm(dim=-1).var(1).mean().detach()
-    above = norm_variance(increment, Variance(floor=2 * float(variance)))
-    torch.testing.assert_close(above.detach(), -variance)
     below = norm_variance(increment, Variance(floor=0.5 * float(variance)))
     assert below == 0
     assert not torch.autograd.grad(below, increment)[0].any()
@@ -248,22 +246,11 @@ def pairs(method, count=M):
     return paired(method.encode_text(text), method.encode_video(video))
 
 
-def test_losses_are_infonce_and_weighted_regularization():
-    method = module(increment=gap())
-    batch = pairs(method)
-    scores = method.head(batch.text, batch.video, True)
-    increment = scores.parts["increment"]
-    expected = {
-        "info_nce": info_nce(method.temperature() * scores.similarity),
-        "bottleneck": 1e-4 * relaxed_bottleneck(increment, Bottleneck()),
-        "norm_variance": 0.01 * norm_variance(increment, Variance()),
-        "direction": 0.01 * directional_diversity(increment, LogMeanExp()),
-    }
-    torch.testing.assert_close(method.losses(batch), expected)
+def test_the_temperature_can_be_fixed():
     fixed = module(fixed_temperature=0.02).temperature
     assert float(fixed()) == pytest.approx(50, rel=1e-5)
     assert not fixed.logit_scale.requires_grad
-    assert method.temperature.logit_scale.requires_grad
+    assert module().temperature.logit_scale.requires_grad
 
 
 def test_terms_are_left_out_with_weight_zero_without_increments_or_with_one_pair():

@@ -29,12 +29,6 @@ def test_contrasts_are_averaged_and_have_no_unused_parameters(contrasts):
     assert all(parameter.grad is not None for parameter in made.parameters())
 
 
-def test_attention_over_similarities_is_between_the_maximum_and_the_mean():
-    x = torch.tensor([[0.1], [0.5], [-0.2]])
-    found = [AOSM(scale).module(3)(x).item() for scale in (10.0, 1000.0, 0.01)]
-    assert found == pytest.approx([(x * (x / 0.1).softmax(0)).sum().item(), 0.5, x.mean().item()], abs=1e-3)
-
-
 @pytest.mark.parametrize("aggregation", [AOSM, SoftmaxAggregation, MeanAggregation])
 def test_a_video_without_frames_and_a_text_without_words_score_zero(aggregation):
     text, video = features(2, 2, width=D, **DOUBLE)
