@@ -80,11 +80,8 @@ def refused(*words):
 
 
 def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path, monkeypatch):
-    checkpoint, out, text = (
-        save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 4),
-        tmp_path / "exported",
-        tmp_path / "text.ckpt",
-    )
+    checkpoint, out, text = (tmp_path / name for name in ("last.ckpt", "exported", "text.ckpt"))
+    save_method(CLIP4Clip, checkpoint, SMALL, 4)
     text.write_text("no checkpoint")
     assert refused(checkpoint, tmp_path) == f"{tmp_path} exists. Choose a new folder, or delete it."
     assert "last.ckpt is not an open_clip architecture" in refused(checkpoint, out, ("weights", "openai"))
