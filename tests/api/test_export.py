@@ -4,7 +4,6 @@ import html
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import ftfy
 import numpy as np
@@ -17,13 +16,13 @@ from tokenizers import Tokenizer
 import tvr_lightning
 from tvr_lightning.api import export as exporting
 from tvr_lightning.cli import main
+from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.encoders import LoRA
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods import XCLIP, CLIP4Clip, XPool
 from tvr_lightning.testing import method_recipes, small
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {"width": 64, "text_layers": 4, "vision_layers": 1, "image_size": 32}
 RUN = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 

@@ -1,17 +1,16 @@
 """Options of the datasets: complete, typed, and set by the overlay of each dataset."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 from jsonargparse import ArgumentParser
 
 import tvr_lightning.data as datasets
-from tvr_lightning.config.recipe_files import read_recipe
+from tvr_lightning.config.recipe_files import RECIPES, read_recipe
 from tvr_lightning.data import TextVideoDataModule
 
 DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
-OVERLAYS = sorted((Path(__file__).parents[2] / "recipes" / "data").glob("*.yaml"))
+OVERLAYS = sorted((RECIPES / "data").glob("*.yaml"))
 # A change of class keeps arguments of the same name, so an overlay must set every argument that depends on the
 # dataset, and none of those that depend on the method or on the machine.
 OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}

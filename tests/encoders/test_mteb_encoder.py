@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from search_parts import write_clip
 from tiny_captioner import save_tiny_captioner
 from tiny_xclip import XCLIP, save_tiny_xclip
 
-from tvr_lightning.config.recipe_files import read_recipe
+from tvr_lightning.config.recipe_files import RECIPES, read_recipe
 from tvr_lightning.data import VideoFolder
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import Frozen, MissingWeightsError, MTEBEncoder
@@ -183,7 +182,7 @@ def test_models_without_video_weights_or_trust_are_refused_before_they_are_loade
 
 
 def test_recipes_name_models_and_revisions_of_mteb():
-    recipes = (Path(__file__).parents[2] / "recipes" / "backbone").glob("*.yaml")
+    recipes = (RECIPES / "backbone").glob("*.yaml")
     found = [path for path in recipes if "MTEBEncoder" in path.read_text(encoding="utf-8")]
     assert len(found) == 4
     for path in found:

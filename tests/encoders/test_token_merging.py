@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import astuple
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tvr_lightning.config import recipe_files
 from tvr_lightning.data.batch import Media
 from tvr_lightning.encoders import ClipEncoder, LoRA, TinyClipEncoder
 from tvr_lightning.encoders.clip import build_model
@@ -22,7 +22,7 @@ from tvr_lightning.methods import CLIP4Clip, UCoFiA
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import method_recipes, random_pairs, small
 
-RECIPES = method_recipes(Path(__file__).parents[2] / "recipes")
+RECIPES = method_recipes(recipe_files.RECIPES)
 SMALL = {"frames": 4, "clip_blocks": (1, 2), "joined": (2, 2)}
 
 

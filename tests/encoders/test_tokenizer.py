@@ -1,11 +1,15 @@
-"""Token IDs of captions, and truncation."""
+"""Token IDs of captions, truncation, and captions that are tokenized in the workers."""
 
 import logging
 
 import pytest
 import torch
 
+from tvr_lightning.config.recipe_files import RECIPES
+from tvr_lightning.data.batch import TextBatch, Tokens
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
+from tvr_lightning.testing.processes import quiet_trainer
+from tvr_lightning.testing.small import random_pairs, small
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +57,34 @@ def test_long_captions_are_truncated_and_the_first_is_reported(caplog):
 def test_impossible_lengths_and_missing_captions_are_refused(tokenizer, captions, words, message):
     with pytest.raises(ValueError, match=message):
         tokenizer.encode(captions, words)
+
+
+def test_workers_use_the_tokenizer_of_the_encoder():
+    method, data = small(RECIPES / "clip4clip.yaml", "--data.init_args.num_workers=1")
+    batches = []
+    method.on_train_batch_start = lambda batch, batch_idx: batches.append(batch)
+    quiet_trainer(max_steps=2, limit_val_batches=1).fit(method, datamodule=data)
+    assert len(batches) == 2
+    for tokens in (batch.text.text for batch in batches):
+        assert isinstance(tokens, Tokens)
+        expected = method.encoder.tokenizer.encode(tokens.captions, method.words)
+        assert torch.equal(tokens.ids, expected.ids)
+        assert torch.equal(tokens.mask, expected.mask)
+        assert tokens.needed == expected.needed
+        assert list(tokens) == tokens.captions
+
+
+def test_token_ids_are_encoded_like_strings():
+    method, _ = small(RECIPES / "dpdv.yaml")
+    method.eval()
+    batch = random_pairs(method, 6)
+    batch.extras["recover_captions"][2] = ["a ball", " ", "a ball rests"]
+    tokenize = method.encoder.caption_tokens(method.words)
+    tokens = TextBatch(tokenize(batch.text.text), batch.text.index)
+    described = [tokenize(captions) for captions in batch.extras["recover_captions"]]
+    with torch.no_grad():
+        ours = method.pair_features(type(batch)(tokens, batch.video, {"recover_captions": described}))
+        theirs = method.pair_features(batch)
+    assert len(ours.tensors()) == len(theirs.tensors()) >= 5
+    for our, their in zip(ours.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=0)

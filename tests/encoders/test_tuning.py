@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,6 +13,7 @@ from small_towers import CAPTIONS, KINDS
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
+from tvr_lightning.config.recipe_files import RECIPES
 from tvr_lightning.encoders import (
     Adapter,
     ClipEncoder,
@@ -35,7 +35,6 @@ from tvr_lightning.testing.small import method_recipes, random_pairs, small, syn
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 METHODS = method_recipes(RECIPES)
 SMALL = "--model.init_args.encoder.init_args.width=64"
 OVERLAYS = {path.stem: f"--config={path}" for path in sorted((RECIPES / "tuning").glob("*.yaml"))}
