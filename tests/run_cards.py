@@ -15,6 +15,12 @@ from tvr_lightning.reproduce.runs.plan import Setting, make_plan
 from tvr_lightning.reproduce.tables import load_table
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+TINY = """
+trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
+model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, image_size: 32, vision_layers: 1}}}}
+data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
+"""
+"""Overlay of a short run."""
 DIRECTIONS = ("text_to_video", "video_to_text")
 
 

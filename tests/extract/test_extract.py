@@ -1,4 +1,7 @@
-"""Extraction stores the output of the encoders once, despite interruptions, and training from it is unchanged."""
+"""Extraction stores the output of the encoders once, despite interruptions, and training from it is unchanged.
+
+A store is used only for the files whose features it contains, and opens only the parts that a method reads.
+"""
 
 import functools
 import importlib.util
@@ -8,21 +11,20 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from broken_videos import write_video
 from child_processes import fork
-from extract.small import encoders, options
 from lightning.pytorch import seed_everything
 from PIL import Image
-from small_run import small_run
 from sound_files import tone, write_clip
 
-from tvr_lightning.cli import main
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.video_folder import VideoFolder
-from tvr_lightning.encoders.tiny import TinyClipEncoder
+from tvr_lightning.encoders import TinyClipEncoder, TinyWhisperEncoder
 from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.extract.fingerprint import check_store
 from tvr_lightning.extract.plan import ExtractOptions, source_of_data
@@ -43,6 +45,17 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 def dataset(synthetic):
     """Parent folder of a synthetic MSR-VTT of 12 videos."""
     return synthetic("msrvtt", 12)
+
+
+def encoders(seed=0, kind=TinyClipEncoder):
+    torch.manual_seed(seed)
+    clip = kind(width=64, image_size=32, text_layers=1, vision_layers=1).requires_grad_(False)
+    return clip, TinyWhisperEncoder(width=16, layers=1)
+
+
+def options(out, **changes):
+    settings = {"batch_size": 2, "shard_size": 4, "num_workers": 0, "progress": False, "command": "tvr extract again"}
+    return ExtractOptions(str(out), **{**settings, **changes})
 
 
 def without_audio(root, **changes):
@@ -324,8 +337,9 @@ def test_batches_from_stored_pixels_equal_those_of_the_videos(dataset, pixels):
         assert one.text.text == other.text.text
 
 
-@pytest.mark.parametrize("augmentation", ["rand-augment", "crop-flip"])
-@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize(
+    ("augmentation", "antialias"), [("rand-augment", False), ("crop-flip", False), ("crop-flip", True)]
+)
 def test_stored_pixels_are_augmented_in_training_only(dataset, tmp_path, augmentation, antialias):
     store = pixels_of(dataset, tmp_path / "store", antialias=antialias)
     plain, changed = (
@@ -365,18 +379,6 @@ def test_frames_of_any_size_are_stored_with_their_times(dataset, tmp_path):
         without_audio(dataset, **sizes, augmentation="crop-flip")
 
 
-def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp_path):
-    out = tmp_path / "store"
-    recipe = small_run(msrvtt, tmp_path)[:6]  # options of the dataset and its frames
-    assert main(["extract", *recipe, "--parts=pixels", f"--out={out}", "--num_workers=0"]) == 0
-    assert FeatureStore(out).parts == ["pixels"]
-    assert main(["fit", *small_run(msrvtt, tmp_path / "runs", f"--data.init_args.pixels={out}")]) == 0
-    (run,) = (tmp_path / "runs").glob("*/*")
-    weights = [torch.load(each / "checkpoints" / "last.ckpt", weights_only=True) for each in (finished_run, run)]
-    decoded, stored = (each["state_dict"] for each in weights)
-    assert all(torch.equal(decoded[name], stored[name]) for name in decoded)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -389,3 +391,114 @@ def test_training_from_pixels_ends_in_the_same_weights(msrvtt, finished_run, tmp
 def test_options_that_stored_pixels_cannot_serve_are_refused(dataset, pixels, changes, message):
     with pytest.raises(UserError, match=message):
         without_audio(dataset, antialias=False, pixels=pixels.out, **changes).setup("fit")
+
+
+NAMES = [f"clip{number}" for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two folders of four videos with the same names but other frames."""
+    roots = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
+    rows = "".join(f"{name}.mp4,a caption of {name},{'test' if name == NAMES[0] else 'train'}\n" for name in NAMES)
+    for number, (root, name) in enumerate(itertools.product(roots, NAMES)):
+        (root / "videos").mkdir(exist_ok=True)
+        grey = lambda frame, width, height, n=number: np.full((height, width, 3), 20 * n + frame, np.uint8)  # noqa: E731
+        write_video(root / "videos" / f"{name}.mp4", 10, picture=grey)
+        (root / "captions.csv").write_text(f"file,caption,split\n{rows}", encoding="utf-8")
+    return roots
+
+
+def folder_data(root, **options):
+    return VideoFolder(root=str(root), frames=2, words=8, image_size=32, batch_size=2, num_workers=0, **options)
+
+
+def extract_folder(root, out, **changes):
+    audio_encoder = changes.pop("audio", None)
+    source = source_of_data(folder_data(root, **({"audio": "whisper"} if audio_encoder else {})), ["train", "test"])
+    return extract(source, encoders()[0], audio_encoder, options(out, **{"what": ["text", "frames"], **changes}))
+
+
+def first_frames(root, out):
+    module = folder_data(root, features=str(out))
+    module.setup("test")
+    video = module.read_split("test").videos[0]
+    return module.video_reader(training=False)(video, None).frames
+
+
+def test_features_of_another_folder_with_the_same_file_names_are_refused(folders, tmp_path):
+    first, second = folders
+    extract_folder(first, tmp_path / "store")
+    expected = first_frames(first, tmp_path / "store")
+    with pytest.raises(StoreError, match=r"1 of 1 videos are not the files whose frames the feature store .*again"):
+        first_frames(second, tmp_path / "store")
+    report = extract_folder(second, tmp_path / "store")
+    assert (report.written["frames"], report.kept["frames"]) == (4, 0)
+    assert not torch.equal(first_frames(second, tmp_path / "store"), expected)
+    with pytest.raises(StoreError, match="videos are not the files whose frames"):
+        first_frames(first, tmp_path / "store")
+    root = shutil.copytree(first, tmp_path / "data")  # only a replaced file is extracted again
+    extract_folder(root, tmp_path / "other")
+    shutil.copyfile(second / "videos" / f"{NAMES[0]}.mp4", root / "videos" / f"{NAMES[0]}.mp4")
+    report = extract_folder(root, tmp_path / "other")
+    assert (report.written["frames"], report.kept["frames"]) == (1, 3)
+    assert not torch.equal(first_frames(root, tmp_path / "other"), expected)
+
+
+def test_features_are_read_for_a_copy_and_without_the_videos(folders, tmp_path):
+    extract_folder(folders[0], tmp_path / "store")
+    expected = first_frames(folders[0], tmp_path / "store")
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    for path in (copy / "videos").iterdir():
+        os.utime(path, (1, 1))
+    assert torch.equal(first_frames(copy, tmp_path / "store"), expected)
+    assert extract_folder(copy, tmp_path / "store").kept["frames"] == 4
+    shutil.rmtree(copy / "videos")
+    (copy / "videos").mkdir()
+    assert torch.equal(first_frames(copy, tmp_path / "store"), expected)
+
+
+def broken_outside_the_digest(path):
+    """Bytes of an intact clip and of one that differs only in bytes that the digest does not cover."""
+    good = bytearray(path.read_bytes())
+    padding = 300_000
+    good[:0] = (padding // 2).to_bytes(4, "big") + b"free" + bytes(padding // 2 - 8)
+    good += padding.to_bytes(4, "big") + b"free" + bytes(padding - 8)
+    offsets = good.index(b"stco") + 12
+    good[offsets : offsets + 4] = (int.from_bytes(good[offsets : offsets + 4], "big") + padding // 2).to_bytes(4, "big")
+    return bytes(good), bytes(good.replace(b"moov", b"MOOV"))
+
+
+def test_a_skipped_video_is_tried_again_only_if_its_file_changed(folders, tmp_path):
+    root = shutil.copytree(folders[0], tmp_path / "data")
+    path = root / "videos" / f"{NAMES[1]}.mp4"
+    good, bad = broken_outside_the_digest(path)
+    path.write_bytes(bad)
+    assert len(extract_folder(root, tmp_path / "store").skipped) == 1
+    again = extract_folder(root, tmp_path / "store")
+    assert (again.retried, again.still_skipped, again.written) == (0, 1, {})
+    path.write_bytes(good)
+    repaired = extract_folder(root, tmp_path / "store")
+    assert (repaired.retried, repaired.still_skipped, repaired.written["frames"]) == (1, 0, 1)
+    assert any("1 were tried again and 0 were not" in line for line in repaired.lines())
+    assert FeatureStore(tmp_path / "store").skipped("frames") == {}
+
+
+def test_an_unfinished_audio_part_affects_only_methods_that_use_audio(folders, tmp_path):
+    root, out, whisper = folders[0], tmp_path / "store", encoders()[1]
+    extract_folder(root, out, what=["text", "frames", "audio"], audio=whisper, shard_size=1, batch_size=1)
+    shards = sorted(out.glob("audio-*"))
+    shards[0].unlink()
+    shards[1].write_bytes(shards[1].read_bytes()[:-9])
+    module = folder_data(root, features=str(out))
+    module.setup("test")
+    assert module.store.parts == ["text", "frames"]
+    for message in (
+        "audio-00001.*cannot be read",
+        r"\d of \d items of part 'audio' are missing.*with: tvr extract again",
+    ):
+        module = folder_data(root, features=str(out), audio="whisper")
+        module.trainer = SimpleNamespace(lightning_module=SimpleNamespace(audio_encoder=whisper))
+        with pytest.raises(StoreError, match=message):
+            module.setup("fit")
+        shards[1].unlink(missing_ok=True)

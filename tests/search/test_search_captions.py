@@ -23,7 +23,7 @@ ROWS = [
 HEAD = "video_id,segment,caption\n"
 
 
-def test_captions_are_remembered_and_shown(gallery, tmp_path, ckpt, capsys):
+def test_captions_are_remembered_and_shown_or_refused_if_they_are_of_other_videos(gallery, tmp_path, ckpt, capsys):
     videos = shutil.copytree(gallery, tmp_path / "videos", ignore=shutil.ignore_patterns("clip[1-5]*"))
     file, out = tmp_path / "said.parquet", tmp_path / "index"
     write_captions(file, ROWS)
@@ -44,6 +44,9 @@ def test_captions_are_remembered_and_shown(gallery, tmp_path, ckpt, capsys):
     report = index([], out, progress=False)
     assert report.captioned == 3
     assert any("said.parquet: the captions file is missing" in problem for problem in report.problems)
+    write_captions(file, [Description("video7010", 0, 0, 1, "a cat")])
+    with pytest.raises(SearchError, match="describes none of the index's videos, but others, such as video7010"):
+        index([], out, progress=False, captions=file)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +83,3 @@ def test_errors_in_captions_name_the_file_row_and_column(tmp_path, name, text, m
     with pytest.raises(UserError, match=re.escape(message)) as error:
         read_captions(path)
     assert str(error.value).startswith(f"{path}: ")
-
-
-def test_captions_of_other_videos_are_refused(gallery, tmp_path, sources):
-    path = tmp_path / "said.parquet"
-    write_captions(path, [Description("video7010", 0, 0, 1, "a cat")])
-    with pytest.raises(SearchError, match="describes none of the index's videos, but others, such as video7010"):
-        index([gallery / "clip0.mp4"], tmp_path / "index", sources[1:], progress=False, captions=path)

@@ -218,15 +218,13 @@ def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery,
     assert len(list(out.iterdir())) == 3
 
 
-def killed_while_loading(command):
-    """Run a command that is killed while it loads the weights."""
-    build = functools.wraps(TinyClipEncoder.__init__)  # checkpoints are checked against its signature
-    TinyClipEncoder.__init__ = build(lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-    main(command)
-
-
 def test_a_run_that_is_killed_before_its_first_batch_leaves_nothing(gallery, out, ckpt, ended):
-    process = ended(fork(killed_while_loading, ["index", str(gallery), "--out", str(out), *ckpt]))
+    def killed_while_loading():
+        build = functools.wraps(TinyClipEncoder.__init__)  # checkpoints are checked against its signature
+        TinyClipEncoder.__init__ = build(lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        main(["index", str(gallery), "--out", str(out), *ckpt])
+
+    process = ended(fork(killed_while_loading))
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not out.exists()

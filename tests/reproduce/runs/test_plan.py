@@ -117,10 +117,6 @@ def test_a_new_version_of_results_or_audit_changes_the_keys(setting, monkeypatch
             "init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
         ),
         ("gare-1/gare", "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {tokenizer: FOLDER}}}}"),
-        (
-            "gaid-1/gaid",
-            "model: {init_args: {audio_encoder: {class_path: WhisperEncoder, init_args: {weights: FOLDER}}}}",
-        ),
     ],
 )
 def test_the_key_covers_the_content_of_files_in_options(setting, tmp_path, run, option):

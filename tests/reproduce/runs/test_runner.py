@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_cards import RECIPES, make_card, plan_of
+from run_cards import RECIPES, TINY, make_card, plan_of
 
 import tvr_lightning
 from tvr_lightning.cli import main
@@ -35,11 +35,6 @@ from tvr_lightning.reproduce.runs.runner import (
 )
 from tvr_lightning.reproduce.tables import load_table
 
-TINY = """
-trainer: {max_epochs: 1, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
-model: {init_args: {encoder: {init_args: {width: 64, vision_layers: 1}}}}
-data: {init_args: {frames: 4, batch_size: 8, num_workers: 0}}
-"""
 TWO_DEVICES = """
 trainer: {max_epochs: 1, log_every_n_steps: 1, accelerator: cpu, devices: 2, strategy: ddp}
 model:
@@ -198,39 +193,27 @@ def test_a_run_on_two_devices_writes_its_card(root, tmp_path):
     assert card.steps == 2
 
 
-@pytest.fixture
-def dry_run(tmp_path, capsys, monkeypatch):
-    """Function that returns the status, output, and errors of a dry run without $TVR_DATA."""
+def test_a_dry_run_shows_the_plan_and_its_data(tmp_path, capsys, monkeypatch):
+    def dry_run(*words):
+        return main(["reproduce", *words, "--dry_run", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"])
+
     monkeypatch.delenv("TVR_DATA", raising=False)
-
-    def run(*words):
-        status = main(["reproduce", *words, "--dry_run", f"--recipes={RECIPES}", f"--out={tmp_path / 'out'}"])
-        return status, *capsys.readouterr()
-
-    return run
-
-
-def test_a_dry_run_shows_the_plan(dry_run, tmp_path):
-    status, said, _ = dry_run("gare-1", "ncl-1", "--seeds", "0,1")
-    assert status == 0
+    assert dry_run("gare-1", "ncl-1", "--seeds", "0,1") == 0
+    said = capsys.readouterr().out
     for part in ("SYNTHETIC FIXTURE", "gare-1/gare on msrvtt, seed 1", "ncl-1/ncl on activitynet, seed 0"):
         assert part in said
     assert said.endswith("12 runs left\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_fixture_is_used_only_if_requested_or_without_real_data(dry_run, tmp_path, monkeypatch):
     monkeypatch.setenv("TVR_DATA", str(tmp_path))
     for options, synthetic in ((), False), (("--fixture", "--fixture_videos=20"), True):
-        status, said, _ = dry_run("gare-1", *options)
-        assert (status, "SYNTHETIC" in said) == (0, synthetic)
+        assert dry_run("gare-1", *options) == 0
+        assert ("SYNTHETIC" in capsys.readouterr().out) == synthetic
     for option, message in (
         ("--share=features", "--share features is only for the synthetic datasets"),
         ("--fixture_videos=20", "--fixture_videos can only be used for synthetic datasets. Add --fixture."),
     ):
-        status, _, said = dry_run("gare-1", option)
-        assert status == 2
-        assert message in said
+        assert dry_run("gare-1", option) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_the_remaining_time_is_estimated_from_finished_runs(root, tmp_path):
