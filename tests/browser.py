@@ -1,12 +1,16 @@
 """A headless browser, and a server on a free port of this machine."""
 
+import os
 import shutil
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+AXE = Path(os.environ.get("TVR_AXE", ""))
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 PATIENCE = 60
 
@@ -52,3 +56,17 @@ def wait(browser, condition):
     from selenium.webdriver.support.ui import WebDriverWait
 
     return WebDriverWait(browser, PATIENCE, poll_frequency=0.1).until(condition)
+
+
+def find(browser, css):
+    """Return the first element of a CSS selector."""
+    return browser.find_element("css selector", css)
+
+
+def violations(browser):
+    """Serious violations of the rules for accessible pages that axe finds on the open page."""
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    found = browser.execute_async_script("axe.run({preload: false}).then(arguments[0])")
+    assert len(found["passes"]) > 15
+    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+    return [(each["id"], [node["html"][:80] for node in each["nodes"]]) for each in serious]

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from browser import open_browser
 from child_processes import end
 from filelock import FileLock
 from small_run import small_run
@@ -76,6 +77,13 @@ def limit_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size=soft: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """One browser for all pages of a file of tests, which open their own address in it."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
-"""One synthetic dataset, one finished run of a table with its report, and one browser for all tests of this folder."""
+"""One synthetic dataset, and one finished run of a table with its report for all tests of this folder."""
 
 from pathlib import Path
 
 import pytest
-from browser import open_browser
 from run_cards import RECIPES, TINY, plan_of
 
 from tvr_lightning.cli.tables import report
@@ -37,9 +36,3 @@ def finished(root, built_once) -> Path:
 @pytest.fixture
 def few_resamples(monkeypatch):
     monkeypatch.setattr(RESAMPLES, 100)
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened

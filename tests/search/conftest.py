@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from browser import open_browser
 from search_parts import TINY, save_checkpoint, write_clip
 
 from tvr_lightning.encoders import TinyClipEncoder
@@ -76,13 +75,6 @@ def small_index(gallery, sources, tmp_path_factory):
 def searcher(indexed):
     with Searcher(indexed) as searcher:
         yield searcher
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    """One browser for all pages; tests open their own address in it."""
-    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """The page in a real browser: start, results, player, images, a shared link, the keyboard, axe."""
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
-from browser import wait
+from browser import find, needs_axe, violations, wait
 from search_parts import served
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -18,7 +16,6 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.results import clock
 
-AXE = Path(os.environ.get("TVR_AXE", ""))
 CARDS, LIBRARY = "#answers li", "#library li"
 # Read in one go: the list may be replaced between two questions to the browser.
 FIRST = "return document.querySelector('#answers h3')?.textContent"
@@ -36,10 +33,6 @@ def address(indexed, tmp_path_factory):
         yield address
 
 
-def one(browser, css):
-    return browser.find_element(By.CSS_SELECTOR, css)
-
-
 def cards(browser, css, count):
     """Wait until there are that many cards of the library or of the answers."""
     return wait(browser, lambda b: len(found := b.find_elements(By.CSS_SELECTOR, css)) == count and found)
@@ -52,13 +45,13 @@ def shows(browser, script, value=None):
 
 def start(browser, address, query=""):
     browser.get(address + query)
-    wait(browser, lambda b: "8 videos" in one(b, "#state").text)
+    wait(browser, lambda b: "8 videos" in find(b, "#state").text)
 
 
 def ask(browser, address):
     start(browser, address)
     cards(browser, LIBRARY, 8)
-    one(browser, "#query").send_keys("a red square", Keys.ENTER)
+    find(browser, "#query").send_keys("a red square", Keys.ENTER)
     return cards(browser, CARDS, 8)
 
 
@@ -74,25 +67,25 @@ def press(browser, *keys):
 def test_the_library_its_folders_and_the_results_are_shown(browser, address):
     start(browser, address)
     pictures = [card.find_element(By.TAG_NAME, "img") for card in cards(browser, LIBRARY, 8)]
-    assert one(browser, "#begin").text == "Library: 8 videos"
+    assert find(browser, "#begin").text == "Library: 8 videos"
     size = "return [arguments[0].naturalWidth, arguments[0].naturalHeight]"
     wait(browser, lambda b: b.execute_script(size, pictures[0]) == [64, 64])
-    one(browser, "#query").send_keys("a red square", Keys.ENTER)
+    find(browser, "#query").send_keys("a red square", Keys.ENTER)
     items = cards(browser, CARDS, 8)
-    assert not one(browser, "#library").is_displayed()
+    assert not find(browser, "#library").is_displayed()
     facts = {item.find_element(By.CLASS_NAME, "facts").text.partition(" · ")[0] for item in items}
     assert facts <= {"good match", "weak match"}
-    assert one(browser, "#answers h2").text in ("Best matches", "Nothing here matches well")
+    assert find(browser, "#answers h2").text in ("Best matches", "Nothing here matches well")
     captions = "return [...document.querySelectorAll('#answers .said')].map(each => each.textContent)"
     assert "a · b" in browser.execute_script(captions)
-    one(browser, "#home").click()
-    wait(browser, lambda b: one(b, "#library").is_displayed())
-    folder = one(browser, "#folder")
+    find(browser, "#home").click()
+    wait(browser, lambda b: find(b, "#library").is_displayed())
+    folder = find(browser, "#folder")
     names = [option.text for option in folder.find_elements(By.TAG_NAME, "option")]
     assert names == ["all", "(top) (6)", "below (2)"]
     folder.find_element(By.CSS_SELECTOR, "option[value=below]").click()
     cards(browser, LIBRARY, 2)
-    one(browser, "#query").send_keys("a red square", Keys.ENTER)
+    find(browser, "#query").send_keys("a red square", Keys.ENTER)
     found = "return [...document.querySelectorAll('#answers h3')].map(e => e.textContent.split(' ')[1]).sort()"
     shows(browser, found, ["below/clip6.mp4", "below/clip7.mp4"])
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
@@ -115,63 +108,56 @@ def test_the_player_starts_at_the_best_moment_with_audio_and_steps_through_resul
     wait(browser, lambda b: b.execute_script("return arguments[0].currentTime", video) >= reached)
     assert browser.execute_script("return [arguments[0].error, arguments[0].muted]", video) == [None, False]
     assert browser.execute_script("return arguments[0].getBoundingClientRect().width", video) > 500
-    name = one(browser, "#playing")
+    name = find(browser, "#playing")
     shown = [item.find_element(By.TAG_NAME, "h3").get_attribute("textContent").partition(". ")[2] for item in items]
     assert name.text == shown[0]
-    assert not one(browser, "#previous").is_enabled()
+    assert not find(browser, "#previous").is_enabled()
     press(browser, "n")
     wait(browser, lambda b: name.text == shown[1])
-    one(browser, "#next").click()
+    find(browser, "#next").click()
     wait(browser, lambda b: name.text == shown[2])
     press(browser, "p")
     wait(browser, lambda b: name.text == shown[1])
     press(browser, *"nnnnnn")
     wait(browser, lambda b: name.text == shown[7])
-    assert not one(browser, "#next").is_enabled()
+    assert not find(browser, "#next").is_enabled()
     press(browser, *"pppppp")
     wait(browser, lambda b: name.text == shown[1])
-    strip = one(browser, "#strip")
+    strip = find(browser, "#strip")
     strip.send_keys(Keys.END)
     last = browser.execute_script("return player.list[player.place].moments.at(-1).time")
     wait(browser, lambda b: b.execute_script("return player.video.currentTime") >= last - 0.1)
     assert ":" in strip.get_attribute("aria-valuetext")
-    one(browser, "#copy-path").click()
-    wait(browser, lambda b: one(b, "#copied").text in ("Copied the path.", shown[1]))
+    find(browser, "#copy-path").click()
+    wait(browser, lambda b: find(b, "#copied").text in ("Copied the path.", shown[1]))
     press(browser, Keys.ESCAPE)
     wait(browser, lambda b: b.execute_script(VIDEO) is None)
     assert browser.execute_script("return arguments[0].contains(document.activeElement)", items[0])
     items[0].find_element(By.CLASS_NAME, "similar").click()
     shows(browser, CHIP, f"like {shown[0]}")
     wait(browser, lambda b: (first := b.execute_script(FIRST)) and first != f"1. {shown[0]}")
-    assert one(browser, "#query").get_attribute("value") == ""
+    assert find(browser, "#query").get_attribute("value") == ""
 
 
 @pytest.mark.slow
 def test_bad_input_is_announced(browser, address, tmp_path):
     start(browser, address)
-    assert one(browser, "#status").get_attribute("aria-live") == "polite"
+    assert find(browser, "#status").get_attribute("aria-live") == "polite"
     (tmp_path / "none.png").write_text("no image")
-    one(browser, "#example").send_keys(str(tmp_path / "none.png"))
-    wait(browser, lambda b: "the image" in one(b, "#status").text)
+    find(browser, "#example").send_keys(str(tmp_path / "none.png"))
+    wait(browser, lambda b: "the image" in find(b, "#status").text)
     start(browser, address, "?like=0123456789abcdef&name=forgotten.png")
-    wait(browser, lambda b: "no video" in one(b, "#status").text)
+    wait(browser, lambda b: "no video" in find(b, "#status").text)
     for parameter, problem in {"q=red": "the unknown parameter q. ", "rerank=best": "rerank is best, which"}.items():
         start(browser, address, f"?{parameter}")
-        wait(browser, lambda b, problem=problem: problem in one(b, "#status").text)
-        assert not one(browser, "#library").is_displayed()
+        wait(browser, lambda b, problem=problem: problem in find(b, "#status").text)
+        assert not find(browser, "#library").is_displayed()
     times = [0.04, 9.96, 59.96, 63.3, 3599.96, 3723.4, 36000.0]
     assert browser.execute_script("return arguments[0].map(clock)", times) == [clock(each) for each in times]
 
 
-def violations(browser):
-    browser.execute_script(AXE.read_text(encoding="utf-8"))
-    found = browser.execute_async_script("axe.run({preload: false}).then(arguments[arguments.length - 1])")
-    serious = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
-    return [(each["id"], [node["html"][:80] for node in each["nodes"]]) for each in serious]
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
+@needs_axe
 def test_axe_finds_no_serious_violation(browser, address):
     start(browser, address)
     cards(browser, LIBRARY, 8)

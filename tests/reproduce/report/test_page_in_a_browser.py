@@ -1,13 +1,10 @@
 """The report in a browser: sorting, comparing runs by query, the keyboard, a phone, and dark mode."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("selenium", reason="selenium drives the browser")
-from browser import wait
+from browser import find, needs_axe, violations, wait
 from run_cards import RECIPES, keys_of, make_card, plan_of
 
 from tvr_lightning.evaluation.intervals import write_ranks
@@ -16,7 +13,6 @@ from tvr_lightning.reproduce.report.site import Site, leaderboards, views_of
 from tvr_lightning.reproduce.report.sources import read_ranks, read_runs
 
 RUNS = {"gare-1": ("clip4clip", "gare"), "tc-mgc-1a": ("tc-mgc", "tc-mgc-b16"), "gaid-1": ("gaid-didemo",)}
-AXE = Path(os.environ.get("TVR_AXE", ""))
 VIDEOS = ("video1", "video2</script>")
 ARRAYS = {
     "sheet.captions": np.array(["a red ball"]), "sheet.names": np.array([["own", "other"]]),
@@ -71,10 +67,6 @@ def opened(driver, folder, page="index.html", width=1400):
 
 def pages_of(runs):
     return "index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html", "queries.html"
-
-
-def find(browser, css):
-    return browser.find_element("css selector", css)
 
 
 def test_each_run_is_in_the_leaderboard_of_its_dataset_once(site):
@@ -156,7 +148,7 @@ def test_queries_are_listed_if_one_of_two_runs_is_better(driver, site):
     assert find(driver, ".contest h3").text == f"{names[1]} against {names[0]}"
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="unpack `npm pack axe-core` and set TVR_AXE to its axe.min.js")
+@needs_axe
 @pytest.mark.parametrize("width", [390, pytest.param(1400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
 def test_axe_finds_no_serious_violation(driver, site, scheme, width):
@@ -166,8 +158,4 @@ def test_axe_finds_no_serious_violation(driver, site, scheme, width):
     for page in pages_of(runs):
         browser = opened(driver, folder, page, width)
         browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
-        browser.execute_script(AXE.read_text(encoding="utf-8"))
-        found = browser.execute_async_script("axe.run({preload: false}).then(arguments[0])")
-        assert len(found["passes"]) > 15
-        serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
-        assert not [(page, one["id"], one["nodes"][0]["html"]) for one in serious]
+        assert violations(browser) == [], page
