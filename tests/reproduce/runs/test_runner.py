@@ -3,15 +3,15 @@
 import errno
 import multiprocessing
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
+from child_processes import until
 from run_cards import RECIPES, TINY, make_card, plan_of
 
 import tvr_lightning
@@ -239,30 +239,24 @@ def test_the_remaining_time_is_estimated_from_finished_runs(root, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_command_resumes(root, tmp_path, ended):
-    # Two runs; the invocation is killed in the second, and its child goes with it.
+    """Two runs; the command is killed in the second, and the process of this run ends with it."""
     out, overlay = tmp_path / "out", tmp_path / "tiny.yaml"
     overlay.write_text(TINY)
     out.mkdir()
     (out / "fixture-20").symlink_to(root)
     options = ["--only=clip4clip,baseline", "--fixture", "--fixture_videos=20", f"--out={out}", f"--recipes={RECIPES}"]
-    command = [sys.executable, "-m", "tvr_lightning.cli", "reproduce", "gare-1", *options, f"--overlay={overlay}"]
-    # In a separate session, so that every remaining process can be found.
-    process = ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
-    while len(list(out.glob("cards/*.json"))) < 1 or len(list(out.glob("runs/*/log.txt"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = ["reproduce", "gare-1", *options, f"--overlay={overlay}"]
+    process = ended(forked.started(command, tmp_path))  # in a separate session, so that all its processes can be found
+    until(lambda: [*out.glob("cards/*.json")] and len([*out.glob("runs/*/log.txt")]) == 2)
+    process.kill()
+    process.join()
     (first,) = out.glob("cards/*.json")
     written = first.stat().st_mtime_ns
     second = next(path for path in out.glob("runs/*") if path.name != first.stem)
-    deadline = time.monotonic() + 120
     alive = ["pgrep", "-s", str(process.pid)]
-    while subprocess.run(alive, check=False, stdout=subprocess.DEVNULL).returncode == 0:
-        assert time.monotonic() < deadline, "the killed invocation left its run behind"
-        time.sleep(0.5)
+    until(lambda: subprocess.run(alive, check=False, stdout=subprocess.DEVNULL).returncode, seconds=120)
     assert not (out / "cards" / f"{second.name}.json").exists()
-    subprocess.run(command, check=True)
+    assert main(command) == 0
     assert first.stat().st_mtime_ns == written
     assert len(read_cards(out / "cards")) == 2
     assert (out / "tables" / "gare-1.md").is_file()
