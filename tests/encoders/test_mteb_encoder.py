@@ -67,15 +67,12 @@ class AllFrames:
         return type("Frames", (), {"data": self.frames[indices]})
 
 
-class Rows(torch.utils.data.Dataset):
-    def __init__(self, name, values):
-        self.name, self.values, self.features = name, values, {name: None}
+class Rows(list):
+    """Rows with the columns that MTEB's wrappers look up."""
 
-    def __len__(self):
-        return len(self.values)
-
-    def __getitem__(self, row):
-        return {self.name: self.values[row]}
+    def __init__(self, column, values):
+        super().__init__({column: value} for value in values)
+        self.features = {column: None}
 
 
 def theirs(encoder, column, values):

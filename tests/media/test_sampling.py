@@ -74,23 +74,10 @@ def test_positions_are_sorted_and_in_the_span(sampling, gaps, frames, begin, len
     assert (ends[positions] > span[0] - 1e-5).all(), "the frame is still on screen when the span begins"
 
 
-VARIABLE = (np.array([0.0, 0.1, 0.2, 5.0, 9.5]), 10.0)
-
-
-@pytest.mark.parametrize(
-    ("clip", "frames", "sampling", "expected"),
-    [
-        (constant(600, 30), 4, "head", [0, 30, 60, 90]),
-        (constant(600, 30), 4, "tail", [480, 510, 540, 570]),
-        (constant(600, 30), 4, "one-fps-uniform", [0, 180, 360, 570]),
-        # 10.01 seconds contain the start of eleven of them.
-        (constant(300, 30000 / 1001), 12, "one-fps-uniform", [0, 29, 59, 89, 119, 149, 179, 209, 239, 269, 299]),
-        (VARIABLE, 10, "one-fps-uniform", [0, 2, 2, 2, 2, 3, 3, 3, 3, 3]),  # the frame on screen
-        (VARIABLE, 2, "segment-centers", [2, 3]),
-    ],
-)
-def test_frames_are_sampled_by_time(clip, frames, sampling, expected):
-    assert sample_frames(*clip, frames, sampling).tolist() == expected
+def test_frames_of_variable_rate_are_those_on_screen():
+    clip = np.array([0.0, 0.1, 0.2, 5.0, 9.5]), 10.0
+    assert sample_frames(*clip, 10, "one-fps-uniform").tolist() == [0, 2, 2, 2, 2, 3, 3, 3, 3, 3]
+    assert sample_frames(*clip, 2, "segment-centers").tolist() == [2, 3]
 
 
 def test_spans_do_not_depend_on_the_start_time_of_a_clip():
@@ -109,6 +96,11 @@ NTSC = 30000 / 1001
 @pytest.mark.parametrize(
     ("sampling", "count", "rate", "frames", "span", "expected"),
     [
+        ("head", 600, 30, 4, None, [0, 30, 60, 90]),
+        ("tail", 600, 30, 4, None, [480, 510, 540, 570]),
+        ("one-fps-uniform", 600, 30, 4, None, [0, 180, 360, 570]),
+        # 10.01 seconds contain the start of eleven of them.
+        ("one-fps-uniform", 300, NTSC, 12, None, [0, 29, 59, 89, 119, 149, 179, 209, 239, 269, 299]),
         # 300 frames at 29.97 fps: a second of CLIP4Clip has 29 frames, a second of GARE 30.
         ("int-fps-uniform", 300, NTSC, 12, None, [0, 29, 58, 87, 116, 145, 174, 203, 232, 261, 290]),
         ("round-fps-uniform", 300, NTSC, 12, None, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270]),
@@ -124,9 +116,12 @@ NTSC = 30000 / 1001
         ("container-segments", 2, 10.0, 4, None, [0, 1, 1, 1]),
         *((f"{rounding}-fps-uniform", 3, 0.4, 12, None, [0, 1, 2]) for rounding in ("int", "round")),  # steps >= 1
         *((f"{rounding}-fps-uniform", 400, 20.0, 2, None, [0, 380]) for rounding in ("int", "round")),
+        ("uniform-floor", 100, 10.0, 5, (2.0, 4.0), [20, 24, 28, 32, 36]),
+        ("one-fps-even", 100, 10.0, 8, (2.0, 7.0), [20, 36, 53, 69]),
+        ("uniform-round", 100, 10.0, 3, (2.0, 4.0), [20, 30, 39]),
     ],
 )
-def test_released_rules_count_frames(sampling, count, rate, frames, span, expected):
+def test_frames_are_those_of_the_rule(sampling, count, rate, frames, span, expected):
     found = sample_frames(*constant(count, rate), frames, sampling, span, declared=Declared(rate, count))
     assert found.tolist() == expected
 
@@ -168,10 +163,3 @@ def test_rules_of_vision_language_models_spread_over_the_whole_clip(count, rate,
     rounded = sample_frames(*clip, frames, "uniform-round").tolist()
     assert rounded == torch.linspace(0, count - 1, min(frames, count)).round().long().tolist()
     assert sample_frames(*constant(1, 10.0), frames, "one-fps-even").tolist() == [0]
-
-
-def test_rules_of_vision_language_models_stay_in_the_span():
-    clip = constant(100, 10.0)
-    assert sample_frames(*clip, 5, "uniform-floor", (2.0, 4.0)).tolist() == [20, 24, 28, 32, 36]
-    assert sample_frames(*clip, 8, "one-fps-even", (2.0, 7.0)).tolist() == [20, 36, 53, 69]
-    assert sample_frames(*clip, 3, "uniform-round", (2.0, 4.0)).tolist() == [20, 30, 39]
