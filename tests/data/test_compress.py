@@ -1,7 +1,6 @@
 """`tvr data compress`: small copies of a dataset that are never silently out of date."""
 
 import json
-import resource
 import shutil
 import time
 from pathlib import Path
@@ -135,15 +134,12 @@ def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
     assert videos(out)
 
 
-def test_a_full_disk_loses_nothing(originals, copies, tmp_path):
+def test_a_full_disk_loses_nothing(originals, copies, tmp_path, limit_files):
     whole, out = contents(copies), tmp_path / "full"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (max(map(len, whole.values())) - 1, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
-            compress(originals, out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    limit_files(max(map(len, whole.values())) - 1)
+    with pytest.raises(UserError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
+        compress(originals, out)
+    limit_files()
     assert contents(out).items() <= whole.items()
     kept = len(read_copies(out / "msrvtt").files)
     assert compress(originals, out).kept == kept
