@@ -1,6 +1,5 @@
 """Scores of a checkpoint in Python, its merged encoder, and one-line errors."""
 
-import errno
 import re
 from pathlib import Path
 
@@ -133,15 +132,10 @@ def test_the_checkpoint_is_never_overwritten(out, tmp_path, monkeypatch):
     assert checkpoint.read_bytes() == before
 
 
-def test_a_merge_that_fails_keeps_the_previous_file(tmp_path, monkeypatch):
+def test_a_merge_that_fails_keeps_the_previous_file(tmp_path, limit_files):
     checkpoint, out = save_method(CLIP4Clip, tmp_path / "last.ckpt", SMALL, 2), tmp_path / "merged.pt"
     out.write_bytes(b"previous")
-
-    def full(content, file):
-        file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
+    limit_files(1 << 10)
     with pytest.raises(UserError, match=r"merged\.pt could not be written .*The previous file is intact"):
         tvr_lightning.merge(checkpoint, out)
     assert out.read_bytes() == b"previous"

@@ -1,6 +1,5 @@
 """Import of common dataset layouts: recognized, converted to the expected layout, or refused."""
 
-import errno
 import json
 import pickle
 import re
@@ -14,7 +13,6 @@ from hub_stand_in import serving
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo, TextVideoDataModule
-from tvr_lightning.data.importing import run
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED
 from tvr_lightning.data.importing.run import ImportReport, import_dataset
@@ -226,19 +224,6 @@ def test_nothing_is_unpacked_from_damaged_parts_of_a_tar(tmp_path):
     assert imported(tmp_path / "data") == videos
 
 
-def fill_disk(monkeypatch):
-    """Let the third video meet a full disk."""
-    write, videos = run.write_whole, []
-
-    def full(target, content):
-        videos.extend([target] if target.suffix == ".mp4" else [])
-        if len(videos) > 2:
-            raise OSError(errno.ENOSPC, "No space left on device", str(target))
-        write(target, content)
-
-    monkeypatch.setattr(run, "write_whole", full)
-
-
 def with_header(offset: int, value: int, content: bytes) -> bytes:
     """Change a byte in both headers of every member of a zip archive."""
     data = bytearray(content)
@@ -259,22 +244,22 @@ BROKEN = r"MSRVTT_Videos\.zip is truncated or damaged \(.*Download it again and 
         (lambda data: data[: len(data) // 2] + b"?" + data[len(data) // 2 + 1 :], BROKEN),
         (partial(with_header, 0, 1), r"Videos\.zip: File .* is encrypted.*\. Unpack it, and import the folder"),
         (partial(with_header, 2, 9), r"Videos\.zip: That compression method is not supported\. Unpack it"),  # Deflate64
-        (None, r"No space left on device\. Imported videos are kept\. To resume, free disk space, or check"),
+        (None, r"File too large\. Imported videos are kept\. To resume, free disk space, or check"),
     ],
 )
-def test_an_import_resumes_after_a_broken_zip_or_a_full_disk(tmp_path, capsys, monkeypatch, damage, message):
+def test_an_import_resumes_after_a_broken_zip_or_a_full_disk(tmp_path, capsys, limit_files, damage, message):
     source = hub(tmp_path / "hub")
     file = zipped(source / "MSRVTT_Videos.zip", VIDEOS)
     content = file.read_bytes()
     if damage is None:
-        fill_disk(monkeypatch)
+        limit_files(9_999)  # a video has 10,000 bytes
     else:
         file.write_bytes(damage(content))
     command = ["data", "import", "msrvtt", f"--from={source}", f"--root={tmp_path}"]
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(f"tvr: .*{message}", line)
-    monkeypatch.undo()
+    limit_files()
     file.write_bytes(content)
     assert main(command) == 0
     assert len(imported(tmp_path)) == 4
