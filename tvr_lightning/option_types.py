@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from tvr_lightning.errors import UserError
@@ -125,6 +126,7 @@ def variant(default: type[K]) -> K:
     return dataclasses.field(default=None, metadata={"variant": default})  # type: ignore[return-value]
 
 
+@cache
 def hints_of(kind: type) -> dict[str, Any]:
     """Return the types of the arguments of a class and its bases by name, with annotations such as `Range`."""
     found: dict[str, Any] = {}
@@ -166,7 +168,7 @@ def check(options: object, /, **elsewhere: Any) -> None:
     `options` stores the arguments of its constructor under their names, except those in `elsewhere`.
     """
     values = vars(options) | elsewhere
-    for name, hint in hints_of(type(options)).items():
+    for name, hint in hints_of(type(options)).items():  # type: ignore[arg-type]
         if name in values:
             check_value(f"{type(options).__name__}.{name}", schema_of(hint), values[name])
 

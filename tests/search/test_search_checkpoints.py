@@ -121,7 +121,6 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
         ("", {"datamodule_hyper_parameters": [1]}, "data is a list"),
         ("", {"datamodule_hyper_parameters": {"sampling": "none"}}, "sampling"),
         ("hyper_parameters", {"words": "many"}, "words is 'many'; expected a whole number"),
-        ("hyper_parameters", {"_instantiator": "os.system"}, "os.system"),
         ("", {"hyper_parameters": {"_class_path": "tvr_lightning.encoders.ClipEncoder"}}, "a retrieval method"),
         ("hyper_parameters encoder init_args", {"width": 63}, "width is 63"),
     ],

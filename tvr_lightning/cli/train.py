@@ -104,8 +104,7 @@ def audit(
         recipe.check()
         built = recipe.build()
     if recipe.trained is not None:
-        built.model.on_load_checkpoint(recipe.trained.saved)
-        built.model.load_state_dict(recipe.trained.saved["state_dict"])
+        built.model.load_weights(recipe.trained.saved)
     with shown(f"audit: scoring the same pairs of up to {videos} videos repeatedly"):
         found = audit_method(built.model, built.data, videos, seed)
     return report_audit(built.model, found)

@@ -241,9 +241,7 @@ class VideoQuestionAnswering(RecipeModule):
             "answer and are excluded from the loss."
         )
         if self.pretrained is not None:
-            checkpoint = read_checkpoint(Path(self.pretrained))
-            self.method.on_load_checkpoint(checkpoint)
-            self.method.load_state_dict(checkpoint["state_dict"])
+            self.method.load_weights(read_checkpoint(Path(self.pretrained)))
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

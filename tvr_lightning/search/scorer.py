@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from lightning.pytorch.cli import instantiate_module
 from PIL import Image
 from torch import Tensor
 
@@ -157,7 +158,8 @@ def _mean_pooling(source: ScorerSource) -> RetrievalModule:
 def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModule, dict[str, Any]]:
     saved = read_checkpoint(path)
     sections = trusted_sections(path, saved, trusted)
-    class_path = saved["hyper_parameters"].get("_class_path")
+    recorded = {name: value for name, value in saved["hyper_parameters"].items() if name != "_instantiator"}
+    class_path = recorded.get("_class_path")
     if class_path is None:
         raise CheckpointError(
             f"{path} does not record its encoder, which was built in Python. Pass an equal one to its method's "
@@ -171,7 +173,8 @@ def _from_checkpoint(path: Path, trusted: Sequence[str]) -> tuple[RetrievalModul
     merge([Source(f"{path}: ", sections)], recipe_schema())
     try:
         with nullcontext() if FROZEN in saved else weights_follow():
-            module = kind.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+            module = instantiate_module(kind, recorded)
+            module.load_weights(saved)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except MissingWeightsError:

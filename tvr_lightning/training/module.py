@@ -90,7 +90,7 @@ class RecipeModule(LightningModule):
     @classmethod
     def module_arguments(cls) -> list[str]:
         """Return the arguments of the constructor that can be modules."""
-        classes = {name: filter(inspect.isclass, parts_of(hint)) for name, hint in hints_of(cls).items()}
+        classes = {name: filter(inspect.isclass, parts_of(hint)) for name, hint in hints_of(cls).items()}  # type: ignore[arg-type]
         return [name for name, kinds in classes.items() if any(issubclass(kind, nn.Module) for kind in kinds)]
 
     @property
@@ -260,6 +260,11 @@ class RecipeModule(LightningModule):
                 f"the checkpoint does not fit this {own}: {abbreviated(wrong, separator='; ')}. {made}"
                 f"Use the {' and '.join(built) or 'recipe and options'} that it was trained with."
             )
+
+    def load_weights(self, checkpoint: dict[str, Any]) -> None:
+        """Load the weights and buffers of the contents of a checkpoint, or raise a CheckpointError if they differ."""
+        self.on_load_checkpoint(checkpoint)
+        self.load_state_dict(checkpoint["state_dict"])
 
     def total_loss(self, terms: Mapping[str, Tensor], batch: PairBatch) -> Tensor:
         """Return the sum of the terms of a loss, and queue them for a check before the optimizer step."""

@@ -100,9 +100,7 @@ def encode_run(run: ReportedRun, trust: Sequence[str] = ()) -> LoadedRun:
     check_trusted(Path(checkpoint), config, trust, results["environment"]["packages"]["tvr-lightning"])
     config["seed_everything"] = results["config"]["seed_everything"]
     module, data = from_recipe([], [f"--config={yaml.safe_dump(config)}"])
-    saved = read_checkpoint(Path(checkpoint))
-    module.on_load_checkpoint(saved)
-    module.load_state_dict(saved["state_dict"])
+    module.load_weights(read_checkpoint(Path(checkpoint)))
     if not isinstance(module, RetrievalModule):
         return LoadedRun(module, data)
     encoded = encode_test_split(module.to("cuda" if torch.cuda.is_available() else "cpu").eval(), data)
