@@ -52,15 +52,3 @@ def test_cosines_of_corrected_texts_have_the_gradients_of_plain_operators(slots)
             ask = [vectors, weights, frames, texts]
             found.append((cosine, *torch.autograd.grad(cosine.sin().sum(), ask, materialize_grads=True)))
         close(*found)
-
-
-def test_corrected_texts_are_sums_in_every_operation():
-    vectors, texts, others = torch.randn(3, 5, 2, 6), torch.randn(5, 1, 6), torch.randn(5, 4, 6)
-    corrected = PairVectors.from_texts(texts, videos=3) + DensePairVectors(vectors)
-    sums = DensePairVectors(vectors + texts)
-    factor = torch.rand(3, 5, 2)
-    torch.testing.assert_close(corrected.dot(others), sums.dot(others))
-    torch.testing.assert_close(corrected.scale(factor).dot(others), sums.scale(factor).dot(others))
-    torch.testing.assert_close(corrected[:, :, 1:2].norm(), sums[:, :, 1:2].norm())
-    torch.testing.assert_close(corrected.cosine(sums), torch.ones(3, 5, 2))
-    torch.testing.assert_close(corrected.materialize(), sums.materialize())
