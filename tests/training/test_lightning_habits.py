@@ -16,13 +16,14 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from small_run import small_run
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.errors import UserError
+from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.testing.small import random_pairs, small
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "clip4clip.yaml"
@@ -98,7 +99,7 @@ def test_is_refused_in_a_sentence_before_the_first_step(row, msrvtt, tmp_path, c
     assert not list(tmp_path.glob("runs/*/*"))  # no step was taken
 
 
-def test_overfit_batches_repeats_the_batches(msrvtt, tmp_path):
+def test_overfit_batches_repeats_the_batches(msrvtt):
     seen = []
 
     class Seen(Callback):
@@ -106,7 +107,7 @@ def test_overfit_batches_repeats_the_batches(msrvtt, tmp_path):
             seen.append(batch.video.video_id)
 
     model, data = small(RECIPE, root=str(msrvtt))
-    trainer(tmp_path, overfit_batches=1, max_epochs=3, callbacks=[Seen()]).fit(model, datamodule=data)
+    quiet_trainer(overfit_batches=1, max_epochs=3, callbacks=[Seen()]).fit(model, datamodule=data)
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
 
@@ -193,33 +194,16 @@ def test_the_example_with_optuna_finds_the_best_learning_rate():
 # A module under a plain Trainer
 
 
-def trainer(folder, **options):
-    quiet = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-        "num_sanity_val_steps": 0,
-    }
-    return Trainer(default_root_dir=folder, **{**quiet, "logger": False, "enable_checkpointing": False, **options})
+class Batches(list):
+    """Dataset of a user's own loader."""
 
-
-class Batches(Dataset):
-    """Batches of a user's own loader."""
-
-    def __init__(self, batches, ground_truth=None):
-        self.batches = batches
-        if ground_truth is not None:
-            self.ground_truth = ground_truth
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, place):
-        return self.batches[place]
+    ground_truth = None
 
 
 def loader(*batches, truth=None):
-    return DataLoader(Batches(batches, truth), batch_size=None)
+    dataset = Batches(batches)
+    dataset.ground_truth = truth
+    return DataLoader(dataset, batch_size=None)
 
 
 def own_loaders(pairs, truth=None):
@@ -261,9 +245,9 @@ def model():
 class TestPlainTrainer:
     """Every test uses Lightning's own Trainer."""
 
-    def test_ranks_own_loaders_with_a_ground_truth(self, model, tmp_path):
+    def test_ranks_own_loaders_with_a_ground_truth(self, model):
         pairs = random_pairs(model, 6)
-        plain = trainer(tmp_path, max_epochs=1)
+        plain = quiet_trainer(max_epochs=1)
         plain.fit(model, loader(pairs), own_loaders(pairs, TRUTH))
         own = plain.validate(model, own_loaders(pairs, TRUTH), verbose=False)
         by_data = plain.validate(model, datamodule=OwnData(pairs), verbose=False)
@@ -282,16 +266,16 @@ class TestPlainTrainer:
             (GroundTruth(torch.arange(6) % 5, 5, "mine", "val", "mine"), "index 5, but the ground truth has 5 videos"),
         ],
     )
-    def test_refuses_what_no_ground_truth_covers_before_encoding_it(self, truth, sentence, model, tmp_path):
+    def test_refuses_what_no_ground_truth_covers_before_encoding_it(self, truth, sentence, model):
         pairs = random_pairs(model, 6)
         with pytest.raises(UserError, match=sentence):
-            trainer(tmp_path).validate(model, own_loaders(pairs, truth), verbose=False)
+            quiet_trainer().validate(model, own_loaders(pairs, truth), verbose=False)
         assert not model.encoded.videos
 
-    def test_validates_the_loss_of_pairs_alone(self, model, tmp_path, caplog):
+    def test_validates_the_loss_of_pairs_alone(self, model, caplog):
         pairs = random_pairs(model, 6)
         with caplog.at_level("INFO"):
-            (found,) = trainer(tmp_path).validate(model, loader(pairs, pairs), verbose=False)
+            (found,) = quiet_trainer().validate(model, loader(pairs, pairs), verbose=False)
         assert caplog.text.count("Only the loss is validated") == 1
         with torch.no_grad():
             expected = sum(model.losses(model.pair_features(pairs)).values())
@@ -299,22 +283,18 @@ class TestPlainTrainer:
 
     def test_finds_a_learning_rate(self, model, tmp_path):
         pairs = random_pairs(model, 6)
-        plain = trainer(tmp_path, max_epochs=1, callbacks=[LearningRateFinder(num_training_steps=20)])
+        options = {"max_epochs": 1, "default_root_dir": tmp_path}
+        plain = quiet_trainer(callbacks=[LearningRateFinder(num_training_steps=20)], **options)
         before = model.optimizer_config
         plain.fit(model, loader(*[pairs] * 30))
         assert model.lr != before.lr
         assert model.hparams["optimizer"]["lr"] == model.lr == model.optimizer_config.lr
         assert model.optimizer_config.encoder_lr == before.encoder_lr
-        peaks = dict(
-            zip(
-                [group["name"].partition(",")[0] for group in plain.optimizers[0].param_groups],
-                plain.lr_scheduler_configs[0].scheduler.base_lrs,
-                strict=True,
-            )
-        )
-        assert peaks == {"method": model.lr, "encoder": before.encoder_lr}
+        groups, peaks = plain.optimizers[0].param_groups, plain.lr_scheduler_configs[0].scheduler.base_lrs
+        found = {group["name"].partition(",")[0]: peak for group, peak in zip(groups, peaks, strict=True)}
+        assert found == {"method": model.lr, "encoder": before.encoder_lr}
         with warnings.catch_warnings():
-            found = Tuner(trainer(tmp_path, max_epochs=1)).lr_find(model, loader(*[pairs] * 30), num_training=20)
+            found = Tuner(quiet_trainer(**options)).lr_find(model, loader(*[pairs] * 30), num_training=20)
         assert found.suggestion() == pytest.approx(model.lr)
 
     def test_runs_the_example(self, model, tmp_path, monkeypatch):
