@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from methods.parts import FRAMES, WIDTH, WORDS, build, encoder, features
+from methods.parts import FRAMES, OPTIONS, WIDTH, WORDS, build, encoder, features
 
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.features import VideoFeatures
@@ -71,20 +71,6 @@ CASES = {
         ({"micro_interaction": "ucofia"}, "Use SelectedPatches"),
         ({"patch_reduction": PatchMerging(heads=3)}, "does not divide the dimension 64"),
     ],
-}
-
-
-def cases(table):
-    return [(kind, *case) for kind, rows in table.items() for case in rows]
-
-
-@pytest.mark.parametrize(("kind", "options", "message"), cases(CASES))
-def test_conflicting_options_are_rejected(kind, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build(kind, options)
-
-
-PARTS = {
     AOSM: [({"softmax_lambda": 0.0}, "AOSM.softmax_lambda is 0.0; expected")],
     GapIncrement: [({"dropout": 1.0}, "GapIncrement.dropout is 1.0; expected")],
     GatedFusion: [({"level": "word"}, "GatedFusion.level is 'word'")],
@@ -99,10 +85,12 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "options", "message"), cases(PARTS))
-def test_bad_options_of_a_part_are_rejected(kind, options, message):
+@pytest.mark.parametrize(
+    ("kind", "options", "message"), [(kind, *case) for kind, cases in CASES.items() for case in cases]
+)
+def test_values_out_of_range_and_conflicting_options_are_rejected(kind, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        kind(**options)
+        build(kind, options) if kind in OPTIONS else kind(**options)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +98,6 @@ def test_bad_options_of_a_part_are_rejected(kind, options, message):
     [
         (GARE, {"increment": TextIncrement(dropout=0.0)}, WORDS, 2),
         (TCMGC, {}, 7, FRAMES),
-        (TCMGC, {}, WORDS, 3),
         (XCLIP, {}, 7, FRAMES),
         (UCoFiA, {}, WORDS, 3),
     ],
