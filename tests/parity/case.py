@@ -34,9 +34,6 @@ class ParityCase:
     features: dict[str, Tensor] = field(default_factory=dict)
     expected: dict[str, Tensor] = field(default_factory=dict)
 
-    def input(self, name):
-        return self.inputs[name]
-
 
 def read(path):
     """Return the tensors and the metadata of a safetensors file."""

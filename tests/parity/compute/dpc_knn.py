@@ -13,7 +13,7 @@ NAMES = {
 
 
 def compute_dpc_knn(case):
-    tokens, given = case.input("tokens"), case.config  # (B, T, D)
+    tokens, given = case.inputs["tokens"], case.config  # (B, T, D)
     heads, ratio = int(given.get("num_heads", 8)), float(given.get("sample_ratio", 0.5))
     released = {"density": "hbi", "weights": "scored", "keys": "merged"}
     options = PatchMerging(ratio=ratio, stages=1, neighbors=int(given.get("k", 5)), heads=heads, **released)

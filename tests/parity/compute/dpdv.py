@@ -32,7 +32,7 @@ RULES = {"": "paper", ".self_excluded": "neighbors", ".hbi": "hbi"}
 def head_of(case, **changes):
     options = DPDVOptions(
         spot_ratio=float(case.config.get("frame_ratio", 0.5)),
-        captions=case.input("caption_sentence").shape[1],
+        captions=case.inputs["caption_sentence"].shape[1],
         recover_captions=int(case.config.get("recover_captions", 1)),
     )
     options = dataclasses.replace(options, **changes)
@@ -67,12 +67,12 @@ def merge(case, patches):
 
 
 def compute_dpdv(case):
-    found, patches = merge(case, case.input("patches").double())
-    text = TextFeatures(case.input("sentence").double(), case.input("words").double(), case.input("text_mask").bool())
-    video = VideoFeatures(case.input("frames").double(), case.input("frame_mask").bool(), patches)
-    word_mask = case.input("caption_mask").bool()
-    sentences, words = (case.input(f"caption_{name}").double() for name in ("sentence", "words"))
-    captions = Captions(sentences, words, word_mask, word_mask.any(2))
+    given = {name: tensor.bool() if "mask" in name else tensor.double() for name, tensor in case.inputs.items()}
+    found, patches = merge(case, given["patches"])
+    text = TextFeatures(given["sentence"], given["words"], given["text_mask"])
+    video = VideoFeatures(given["frames"], given["frame_mask"], patches)
+    word_mask = given["caption_mask"]
+    captions = Captions(given["caption_sentence"], given["caption_words"], word_mask, word_mask.any(2))
     head = head_of(case)
     scores = scores_of(head, text, video, captions)
     found |= partition(head, text, video, captions)
@@ -87,11 +87,11 @@ def compute_dpdv(case):
     every |= {f"{view}.{path}_pairwise": pairwise[f"{view}.{path}"] for view, path in PAIRS}
     every[f"macro_supp2.recover_{count}_captions"] = several["macro.recover"]
     every[f"micro_supp3.recover_{count}_captions"] = several["micro.recover"]
-    scale = case.input("logit_scale").double().exp().reshape(())
+    scale = given["logit_scale"].exp().reshape(())
     found |= {f"score.{name}": score for name, score in every.items()}
     found |= {f"loss.info_nce.{name}": info_nce(scale * score) for name, score in every.items()}
     # Eq. 1, whose patches are the frames' own, before any merging.
-    original = dataclasses.replace(video, patches=case.input("patches").double())
+    original = dataclasses.replace(video, patches=given["patches"])
     options = DPDVOptions(macro_interaction="mean", micro_interaction="mean", patch_reduction=EveryPatch())
     means = DPDVHead(text.sentence.shape[1], 32, 12, options)(text, original).parts
     found |= {"score.mean_pool.sentence_frame": means["macro"], "score.mean_pool.word_patch": means["micro"]}

@@ -17,9 +17,9 @@ from tvr_lightning.training.losses import info_nce
 
 
 def compute_drl(case):
-    words, frames = case.input("words"), case.input("frames")
-    text = TextFeatures(words[:, 0], words, case.input("text_mask").bool())
-    video = VideoFeatures(frames, case.input("video_mask").bool())
+    words, frames = case.inputs["words"], case.inputs["frames"]
+    text = TextFeatures(words[:, 0], words, case.inputs["text_mask"].bool())
+    video = VideoFeatures(frames, case.inputs["video_mask"].bool())
     layers = sum(name.startswith("text_weight_fc.") and name.endswith("weight") for name in case.checkpoint)
     interactions = {"ti": TokenWise(), "dp": DotProduct()}
     heads = {name: DRLHead(words.shape[-1], interaction) for name, interaction in interactions.items()}
@@ -39,8 +39,8 @@ def compute_drl(case):
     if layers:
         correlations[3] = head.correlations(text, video, "weighted")
     if "cdcr1_text_index" in case.inputs:  # the tokens that were drawn
-        word = torch.remainder(case.input("cdcr1_text_index"), own_words.mask.sum(1))
-        frame = torch.remainder(case.input("cdcr1_video_index"), own_frames.mask.sum(1))
+        word = torch.remainder(case.inputs["cdcr1_text_index"], own_words.mask.sum(1))
+        frame = torch.remainder(case.inputs["cdcr1_video_index"], own_frames.mask.sum(1))
         correlations[1] = token_correlation(own_words, own_frames, word, frame)
     first, second = (float(case.config.get(f"cdcr_alpha{i}", default)) for i, default in ((1, 1.0), (2, 0.06)))
     weight = float(case.config.get("cdcr_lambda", 0.001))

@@ -9,8 +9,8 @@ from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 
 def encode_case(case, encoder):
     """Encode the token IDs (N, W) and normalized pixels (M, F, 3, S, S) of a case."""
-    text = encoder.encode_tokens(case.input("input_ids"), case.input("text_mask").bool())
-    return text, encoder.encode_pixels(case.input("video"), case.input("video_mask").bool())
+    text = encoder.encode_tokens(case.inputs["input_ids"], case.inputs["text_mask"].bool())
+    return text, encoder.encode_pixels(case.inputs["video"], case.inputs["video_mask"].bool())
 
 
 def first_pairs(text, video):
@@ -21,7 +21,7 @@ def first_pairs(text, video):
 
 def embedded(case):
     """Return `text_embedding` (N, D) and `frame_embeddings` (M, F, D) of a case as features."""
-    sentence, frames = case.input("text_embedding"), case.input("frame_embeddings")
+    sentence, frames = case.inputs["text_embedding"], case.inputs["frame_embeddings"]
     mask = case.inputs.get("video_mask", torch.ones(frames.shape[:2])).bool()
     words = torch.ones(len(sentence), 1, dtype=torch.bool)
     return TextFeatures(sentence, sentence.unsqueeze(1), words), VideoFeatures(frames, mask)

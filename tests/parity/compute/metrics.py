@@ -14,11 +14,11 @@ QUERY_BANK = re.compile(r"(qbnorm\.t2v\(k=(\d+),beta=([\d.]+)\))\.")
 
 def compute_metrics(case):
     """DSL and QB-Norm start from `single.similarity` (N, N); DSL from video to text is the softmax over the videos."""
-    single = case.input("single.similarity")
+    single = case.inputs["single.similarity"]
     own = torch.arange(len(single))
     dual = normalize_scores(DualSoftmax(), single)
     dual_videos = normalize_scores(DualSoftmax(), single.T, direction="video-to-text").T
-    several, owner = case.input("multi.similarity"), case.input("multi.caption_video")
+    several, owner = case.inputs["multi.similarity"], case.inputs["multi.caption_video"]
     found = {"dsl.t2v.similarity": dual, "dsl.v2t.similarity": dual_videos}
     ranks = {
         "single.t2v": text_to_video_ranks(single, own),
@@ -30,7 +30,7 @@ def compute_metrics(case):
     }
     for name, k, beta in sorted({match.groups() for match in map(QUERY_BANK.match, case.expected) if match}):
         normalizer = QueryBankNorm(beta=float(beta), k=int(k))
-        found["qbnorm.similarity"] = normalize_scores(normalizer, single, case.input("qbnorm.bank_similarity"))
+        found["qbnorm.similarity"] = normalize_scores(normalizer, single, case.inputs["qbnorm.bank_similarity"])
         ranks[name] = text_to_video_ranks(found["qbnorm.similarity"], own)
     rows = {name: summarize(of) for name, of in ranks.items()}
     return found | {

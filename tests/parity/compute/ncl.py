@@ -19,7 +19,7 @@ def _scored(case):
     Cosines are (N, M) of texts and videos, (K, M) of the queue's texts and the videos, (K', N) of its videos and texts.
     """
     names = ("text", "video", "queue_text", "queue_video")
-    text, video, *queue = (normalize(case.input(f"{name}_embedding").double(), dim=-1) for name in names)
+    text, video, *queue = (normalize(case.inputs[f"{name}_embedding"].double(), dim=-1) for name in names)
     few, many = int(case.config["n_iters"]), int(case.config["converged_iterations"])
     cosines = text @ video.T, queue[0] @ video.T, queue[1] @ text.T
     return cosines, float(case.config["gamma"]), {f"iterations_{few}": few, "converged": many}
@@ -48,7 +48,7 @@ def compute_ncl(case):
 def compute_ncl_multi_caption(case):
     """With several captions per video and both marginals: cosines are (N, M), the rest (N,) or (M,)."""
     cosines, gamma, every = _scored(case)
-    cosine, owner = cosines[0], case.input("caption_video")
+    cosine, owner = cosines[0], case.inputs["caption_video"]
     counts = torch.bincount(owner, minlength=cosine.shape[1]).double(), torch.ones(len(owner), dtype=torch.float64)
     found = {"cosine": cosine} | dict(_ranks("plain", cosine, cosine, owner))
     for name, iterations in every.items():
@@ -116,7 +116,7 @@ def _queues(cosines, gamma, iterations, counts=None):
 def _training(case, name, gamma, iterations):
     """Adjusted scores, losses, and gradients with the biases constant or, where the case has them, through them."""
     sides = ("text_embedding", "video_embedding")
-    raw = [case.input(side).double().requires_grad_() for side in sides]
+    raw = [case.inputs[side].double().requires_grad_() for side in sides]
     text, video = (normalize(side, dim=-1) for side in raw)
     log_scale = torch.tensor(gamma, dtype=torch.float64).reciprocal().log().requires_grad_()
     cosine, scale = text @ video.T, log_scale.exp()

@@ -42,7 +42,7 @@ def compute_tmass(case):
     text, video = embedded(case)
     options = TMASSOptions(attention_of(case))
     head = load_head(TMASSHead(text.sentence.shape[1], video.frames.shape[1], options), case, TMASS)
-    draws = case.input("eval_sigma(video,trial,caption)")  # each pair has its own
+    draws = case.inputs["eval_sigma(video,trial,caption)"]  # each pair has its own
     frames = head.fused(text.sentence, video)
     pooled = head.pooled(head.prepare(text, video)[0], video)
 
@@ -66,7 +66,7 @@ def compute_tmass(case):
     }
     if "train_sigma" not in case.inputs:
         return found
-    text, sigma = text[case.input("train_caption")], case.input("train_sigma")
+    text, sigma = text[case.inputs["train_caption"]], case.inputs["train_sigma"]
     pooled = pooled_of(head, text, video)
     own = head.fused(text.sentence, video).cosine(text.sentence).diagonal(dim1=0, dim2=1).T
     std = head.std(own, video.frame_mask)
@@ -87,7 +87,7 @@ def compute_tmass(case):
 
 def _as_released(case, head, text, video, draws):
     """Scores (N, M) by the released protocol: caption s of a query and videos pooled with their caption s."""
-    owner, slot = case.input("caption_video"), case.input("caption_slot")
+    owner, slot = case.inputs["caption_video"], case.inputs["caption_slot"]
     scores = text.sentence.new_zeros(len(text), len(video))
     for i in range(len(text)):
         for j in range(len(video)):
@@ -101,7 +101,7 @@ def compute_gaid(case):
     """Audio vectors (M, T, D_a) are pooled to the frames as released; the own caption of video i is caption i."""
     text, video = embedded(case)
     dimension, frames = video.frames.shape[2], video.frames.shape[1]
-    audio = case.input("audio_features")
+    audio = case.inputs["audio_features"]
     if "linear.weight" in case.checkpoint:
         audio = F.linear(audio, case.checkpoint.pop("linear.weight"), case.checkpoint.pop("linear.bias"))
     video.audio = F.adaptive_avg_pool1d(audio.mT, frames).mT
@@ -117,7 +117,7 @@ def compute_gaid(case):
     }
     if "sigma" not in case.inputs:
         return found
-    cosines = head.train_cosines(text[:count], video[:count], case.input("sigma")[:count])
+    cosines = head.train_cosines(text[:count], video[:count], case.inputs["sigma"][:count])
     perturbation, support = branch_losses(cosines, case_scale(case), "released")
     return found | {
         "train.similarity": cosines[0],

@@ -26,10 +26,10 @@ PAPER_KEEP_RATES = [step / 10 for step in range(1, 10)]
 def compute_tcmgc_switches(case):
     found = {}
     for contrast, name in (("video_word", "case,word"), ("sentence_frame", "case,word slot")):
-        found |= dict(_vector(case, contrast, case.input(f"{contrast}({name})").double()))
-    found |= dict(_matrix(case, case.input("frame_word(case,word,frame slot)").double()))
-    scores = case.input("scores(text,video,granularity)").double().permute(2, 0, 1)
-    scale = case.input("logit_scale").double().exp().squeeze()
+        found |= dict(_vector(case, contrast, case.inputs[f"{contrast}({name})"].double()))
+    found |= dict(_matrix(case, case.inputs["frame_word(case,word,frame slot)"].double()))
+    scores = case.inputs["scores(text,video,granularity)"].double().permute(2, 0, 1)
+    scale = case.inputs["logit_scale"].double().exp().squeeze()
     found |= dict(_aggregates(case, scores, scale))
     found |= dict(_losses(scores, scale, found["aggregate.lsa.logits.1,2,3,4"]))
     return found | dict(_parameter_counts())

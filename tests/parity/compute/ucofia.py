@@ -37,8 +37,8 @@ def parts_of(case):
 def compute_ucofia(case):
     """Scores are (N, M), the selected patches of all frames in a row (M, F P', D)."""
     parts, kept = parts_of(case)
-    tokens, words, frames = case.input("tokens"), case.input("words"), case.input("frame_embeddings")
-    noise = case.input("selector_noise(video*frame,sample,patch)").unflatten(0, tokens.shape[:2])
+    tokens, words, frames = case.inputs["tokens"], case.inputs["words"], case.inputs["frame_embeddings"]
+    noise = case.inputs["selector_noise(video*frame,sample,patch)"].unflatten(0, tokens.shape[:2])
     cls, patches = tokens[:, :, 0], tokens[:, :, 1:]
     patch_score = parts["selector"].scores(cls, patches)
     found = {
@@ -46,11 +46,11 @@ def compute_ucofia(case):
         "selected_patch_index(video*frame,k)": indicators(patch_score, kept).argmax(-1).flatten(0, 1),
     }
     scale = case.checkpoint["clip.logit_scale"].exp().reshape(())
-    text = TextFeatures(case.input("sentence"), words, torch.ones(words.shape[:2], dtype=torch.bool))
-    temporal = frames if case.config.get("sim_header") == "meanP" else case.input("temporal_frames")
+    text = TextFeatures(case.inputs["sentence"], words, torch.ones(words.shape[:2], dtype=torch.bool))
+    temporal = frames if case.config.get("sim_header") == "meanP" else case.inputs["temporal_frames"]
     for name, drawn in (("noise_free", None), ("noise", noise)):
         selected = parts["selector"](cls, patches, drawn)
-        video = VideoFeatures(temporal, case.input("video_mask").bool(), patches=selected, clip_frames=frames)
+        video = VideoFeatures(temporal, case.inputs["video_mask"].bool(), patches=selected, clip_frames=frames)
         scores = parts["head"](text, video, scale)
         found |= {f"selected_tokens.{name}": selected.flatten(1, 2), f"similarity.{name}": scale * scores.similarity}
         found |= {f"score.{part}.{name}": scale * score for part, score in scores.parts.items()}
@@ -61,7 +61,7 @@ def compute_ucofia(case):
     # The released evaluation adds a bias of every test item, from each score's training queries, the rows of its queue.
     corrected, plain = [], [found[f"score.{part}.noise_free"] for part in scores.parts]
     for part, score in zip(scores.parts, plain, strict=True):
-        _, bias = sinkhorn_biases(case.input(f"queue_score.{part}"), 1.0, iterations=4)
+        _, bias = sinkhorn_biases(case.inputs[f"queue_score.{part}"], 1.0, iterations=4)
         found[f"bias.{part}"] = bias
         corrected.append(score + (bias.unsqueeze(1) if case.config.get("variant") == "eval_v2t" else bias))
     means = {"similarity_sk_normalised": corrected, "similarity_unnormalised": plain}

@@ -15,7 +15,7 @@ from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAtte
 
 def encoded(case, **options):
     """Return the method of a case, its texts, its videos after the temporal encoder, and all features by name."""
-    words, frames = case.input("input_ids").shape[1], case.input("video").shape[1]
+    words, frames = case.inputs["input_ids"].shape[1], case.inputs["video"].shape[1]
     module = import_checkpoint(case.checkpoint, str(case.path), words, frames, method=case.method, **options)
     text, video = encode_case(case, module.encoder)
     related = module.encode_video(video)
