@@ -1,5 +1,7 @@
 """Cases of NCL's equations written out in float64: biases, losses, gradients, queues and ranks."""
 
+from itertools import product
+
 import torch
 from metric_rows import normalization_error
 from torch.nn.functional import normalize
@@ -7,7 +9,7 @@ from torch.nn.functional import normalize
 from tvr_lightning.evaluation.balance import retrieval_mass
 from tvr_lightning.evaluation.normalization import SinkhornBias, normalize_scores
 from tvr_lightning.evaluation.sources import MatrixSource
-from tvr_lightning.layers.sinkhorn import sinkhorn_biases, sinkhorn_log_weights
+from tvr_lightning.layers.sinkhorn import sinkhorn_biases
 from tvr_lightning.methods.ncl.model import normalized_logits
 from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.training.losses import info_nce, row_cross_entropy
@@ -36,7 +38,7 @@ def compute_ncl(case):
         found |= {f"{name}.text_bias": text_bias, f"{name}.video_bias": video_bias}
         found |= dict(_retrieval(name, cosine + video_bias, cosine + text_bias[:, None], gamma))
         found |= dict(_training(case, name, gamma, iterations))
-        biases, *adjusted = _queues(cosines, gamma, iterations)
+        biases, *adjusted = _adjusted(cosines, gamma, iterations, "queue")
         found |= {f"queue.{name}.{of}": bias for of, bias in biases.items()}
         found |= dict(_retrieval(f"queue.{name}", *adjusted, gamma))
         if f"queue.{name}.text_bias_texts_as_rows" in case.expected:
@@ -52,27 +54,12 @@ def compute_ncl_multi_caption(case):
     counts = torch.bincount(owner, minlength=cosine.shape[1]).double(), torch.ones(len(owner), dtype=torch.float64)
     found = {"cosine": cosine} | dict(_ranks("plain", cosine, cosine, owner))
     for name, iterations in every.items():
-        for kind, marginals in (("uniform", torch.ones_like(counts[0])), ("count", counts[0])):
-            text_bias, video_bias = _biases(cosine / gamma, marginals, gamma, iterations)
-            prefix = f"oracle.{kind}.{name}"
-            found |= {f"{prefix}.text_bias": text_bias, f"{prefix}.video_bias": video_bias}
-            adjusted = cosine + video_bias, cosine + text_bias[:, None]
+        for source, kind in product(("oracle", "queue"), ("uniform", "count")):
+            prefix = f"{source}.{kind}.{name}"
+            biases, *adjusted = _adjusted(cosines, gamma, iterations, source, counts if kind == "count" else None)
+            found |= {f"{prefix}.{of}": bias for of, bias in biases.items()}
             found |= dict(_ranks(prefix, *adjusted, owner)) | dict(_masses(prefix, *adjusted, gamma))
-            biases, *adjusted = _queues(cosines, gamma, iterations, counts if kind == "count" else None)
-            found |= {f"queue.{kind}.{name}.{of}": bias for of, bias in biases.items()}
-            found |= dict(_ranks(f"queue.{kind}.{name}", *adjusted, owner))
     return found
-
-
-def _biases(logits, marginals, gamma, iterations):
-    """Sinkhorn biases of texts (N,) and videos (M,) for logits (N, M), with the marginals (M,) of the videos."""
-    log_weights = sinkhorn_log_weights(
-        lambda weights: (logits if weights is None else logits + weights).logsumexp(1),
-        lambda weights: (logits if weights is None else logits + weights[:, None]).logsumexp(0),
-        iterations,
-        log_column_marginal=marginals.log(),
-    )
-    return [gamma * weights for weights in log_weights]
 
 
 def _losses(name, logits):
@@ -101,10 +88,14 @@ def _retrieval(name, forward, backward, gamma):
         yield f"{name}.normalisation_error_{side}", error
 
 
-def _queues(cosines, gamma, iterations, counts=None):
-    """Biases from training queries, as evaluation applies them, and the scores of either direction with them."""
+def _adjusted(cosines, gamma, iterations, source, counts=None):
+    """Biases, as evaluation applies them, and the scores of either direction with them.
+
+    The queries are those of training (`queue`) or of the test (`oracle`).
+    """
     cosine, text_bank, video_bank = cosines
-    normalizer = SinkhornBias(gamma, "train", iterations, "uniform" if counts is None else "count")
+    queries = "oracle" if source == "oracle" else "train"
+    normalizer = SinkhornBias(gamma, queries, iterations, "uniform" if counts is None else "count")
     of_videos, of_texts = counts or (None, None)
     forward = normalize_scores(normalizer, cosine, text_bank, "text-to-video", of_texts, of_videos)
     backward = normalize_scores(normalizer, cosine.T, video_bank, "video-to-text", of_videos, of_texts).T
