@@ -3,7 +3,6 @@
 import pytest
 import torch
 from methods.parts import close, moved
-from torch import nn
 
 from tvr_lightning.pairwise import (
     BlendedFrames,
@@ -53,17 +52,6 @@ def test_blended_frames_match_those_of_one_text_at_a_time(parts, form, masked, f
         torch.testing.assert_close(made[i : i + 1], alone)
         torch.testing.assert_close(cosines[:, i], torch.cosine_similarity(own, text[i], dim=-1))
         torch.testing.assert_close(PlainFrames(own).cosine(text[i])[:, 0], cosines[:, i])
-
-
-def test_every_operation_gives_the_same_result_for_dense_frames(parts):
-    _, text, frames, difference, gate, _ = parts
-    norm, layer = moved(nn.LayerNorm(D).double(), 0.3), nn.Linear(D, D).double()
-    weights = torch.randn(M, 2 * F, N, 1, dtype=torch.double)
-    found = []
-    for fuse in (blended, in_memory):
-        fused = fuse(frames, gate, difference).layer_norm(norm).linear(layer).per_head(2)
-        found.append((fused.dot(text), fused.mix(weights, PairVectors).materialize()))
-    close(*found)
 
 
 def test_gradients_agree_between_the_forms(parts):
