@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+import urllib.request
 
 import huggingface_hub
 import open_clip
@@ -24,6 +25,7 @@ def refused_network(monkeypatch, tmp_path):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # the discard port
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # which keeps the proxies
     huggingface_hub.close_session()
     yield
     huggingface_hub.close_session()
