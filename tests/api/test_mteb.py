@@ -8,9 +8,7 @@ import mteb
 import pytest
 import sound_files
 import torch
-from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
-from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
 from search_parts import save_checkpoint, save_method, write_clip
 from tiny_xclip import XCLIP, save_tiny_xclip
@@ -44,24 +42,6 @@ def as_bytes(clips):
     return [{"path": clip.name, "bytes": clip.read_bytes()} for clip in clips]
 
 
-def task(category, videos, modalities=("text", "video")):
-    """A task of four pairs in MTEB's layout; videos are paths or bytes."""
-
-    class Tiny(AbsTaskRetrieval):
-        metadata = TaskMetadata(
-            name="Tiny", description="Four pairs.", reference=None, type="Any2AnyRetrieval", category=category,
-            modalities=list(modalities), eval_splits=["test"], eval_langs=["eng-Latn"], main_score="ndcg_at_10",
-            date=("2026-01-01", "2026-01-02"), domains=["Web"], task_subtypes=[], license="not specified",
-            annotations_creators="derived", dialect=[], sample_creation="created", bibtex_citation="",
-            dataset={"path": "local/tiny", "revision": "1"}, prompt=None,
-        )  # fmt: skip
-
-        def load_data(self, num_proc=None, **kwargs):
-            self.dataset, self.data_loaded = {"default": {"test": retrieval_split(category, videos)}}, True
-
-    return Tiny()
-
-
 def table(**columns):
     found = datasets.Dataset.from_dict(columns)
     media = {"video": datasets.Video(), "audio": datasets.Audio()}
@@ -69,14 +49,26 @@ def table(**columns):
     return found.cast(datasets.Features(types))
 
 
-def retrieval_split(category, stored, answers=False):
-    """Queries and corpus of four pairs; with `answers`, all texts are candidates of each query."""
+def with_pairs(task, stored):
+    """A task of MTEB with four pairs instead of its own data; all texts are candidates of a question."""
     ids = [str(i) for i in range(len(TEXTS))]
     content = {"t": ("text", TEXTS), "v": ("video", stored), "a": ("audio", stored)}
-    queries, corpus = (table(id=ids, **dict(content[kind] for kind in side)) for side in category.split("2"))
+    sides = task.metadata.category.split("2")
+    queries, corpus = (table(id=ids, **dict(content[kind] for kind in side)) for side in sides)
+    ranked = dict.fromkeys(ids, ids) if task.metadata.type == "VideoCentricQA" else None
     pairs = {name: {name: 1} for name in ids}
-    ranked = dict.fromkeys(ids, ids) if answers else None
-    return RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
+    rows = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=pairs, top_ranked=ranked)
+    task.dataset = {"default": dict.fromkeys(task.metadata.eval_splits, rows)}
+    task.load_data, task.data_loaded = lambda **_: None, True
+    return task
+
+
+def task_of(category):
+    """MSVD's task of MTEB with other sides."""
+    task = mteb.get_task("MSVDT2VRetrieval")
+    modalities = [name for name in ("text", "video", "audio") if name[0] in category]
+    task.metadata = task.metadata.model_copy(update={"category": category, "modalities": modalities})
+    return task
 
 
 def ndcg(scores):
@@ -89,7 +81,7 @@ def ndcg(scores):
 def test_mteb_ranks_by_the_scores_of_the_method(category, model, clips):
     wrapped = PairwiseModel(model)
     assert isinstance(wrapped, SearchProtocol)
-    result = mteb.evaluate(wrapped, task(category, as_bytes(clips)), cache=None, show_progress_bar=False)
+    result = mteb.evaluate(wrapped, with_pairs(task_of(category), as_bytes(clips)), cache=None, show_progress_bar=False)
     (found,) = result.task_results[0].scores["test"]
     scores = model.score(TEXTS, clips)
     assert found["ndcg_at_10"] == ndcg(scores if category == "t2v" else scores.T)
@@ -99,7 +91,8 @@ def test_mteb_ranks_the_embeddings_by_cosine(model, clips):
     wrapped = EmbeddingModel(model)
     assert isinstance(wrapped, EncoderProtocol)
     assert not isinstance(wrapped, SearchProtocol)
-    result = mteb.evaluate(wrapped, task("t2v", list(map(str, clips))), cache=None, show_progress_bar=False)
+    tiny = with_pairs(task_of("t2v"), list(map(str, clips)))
+    result = mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False)
     (found,) = result.task_results[0].scores["test"]
     scorer = model.scorer
     text, video = scorer.text_vectors(model.encode_text(TEXTS)), scorer.video_vectors(model.encode_video(clips))
@@ -108,8 +101,7 @@ def test_mteb_ranks_the_embeddings_by_cosine(model, clips):
 
 
 def test_only_candidates_are_ranked_and_other_modalities_are_refused(model, clips):
-    tiny = task("t2v", list(map(str, clips)))
-    tiny.load_data()
+    tiny = with_pairs(task_of("t2v"), list(map(str, clips)))
     split = tiny.dataset["default"]["test"]
     wrapped = PairwiseModel(model)
     with pytest.raises(UserError, match="Nothing is indexed"):
@@ -119,21 +111,18 @@ def test_only_candidates_are_ranked_and_other_modalities_are_refused(model, clip
     assert len(found["0"]) == 2
     assert "0" not in found["0"]
     assert found["1"] == {}
-    other = task("t2va", [], modalities=("text", "video", "audio"))
     heard = split["corpus"].add_column("audio", ["a.wav"] * len(clips))
     wrapped.index(heard, task_metadata=tiny.metadata)
     expected = wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=4)
-    with pytest.warns(UserWarning, match="Tiny: xpool does not use the audio"):
-        wrapped.index(heard, task_metadata=other.metadata)
+    with pytest.warns(UserWarning, match="MSVDT2VRetrieval: xpool does not use the audio"):
+        wrapped.index(heard, task_metadata=task_of("t2va").metadata)
     assert wrapped.search(split["queries"], task_metadata=tiny.metadata, top_k=4) == expected
-    only = task("t2a", [], modalities=("text", "audio"))
-    with pytest.raises(UserError, match="Tiny has audio on one side"):
-        wrapped.index(heard, task_metadata=only.metadata)
+    with pytest.raises(UserError, match="MSVDT2VRetrieval has audio on one side"):
+        wrapped.index(heard, task_metadata=task_of("t2a").metadata)
 
 
 def test_titles_of_a_corpus_count(model, clips):
-    tiny, wrapped = task("v2t", as_bytes(clips)), PairwiseModel(model)
-    tiny.load_data()
+    tiny, wrapped = with_pairs(task_of("v2t"), as_bytes(clips)), PairwiseModel(model)
     titled = table(id=list("0123"), title=["red", "a pet", None, "wet"], text=TEXTS)
     wrapped.index(titled, task_metadata=tiny.metadata)
     found = wrapped.search(tiny.dataset["default"]["test"]["queries"], task_metadata=tiny.metadata, top_k=4)
@@ -170,16 +159,15 @@ def test_the_other_tasks_of_mveb_run_on_replaced_videos(model, clips):
 
 def test_texts_and_videos_of_one_side_are_added(model, clips):
     wrapped, pairwise = EmbeddingModel(model), PairwiseModel(model)
-    tiny = task("vt2t", list(map(str, clips)))
     both = table(id=list("0123"), text=TEXTS, video=list(map(str, clips)))
     scorer = model.scorer
     text, video = scorer.text_vectors(model.encode_text(TEXTS)), scorer.video_vectors(model.encode_video(clips))
     loader = torch.utils.data.DataLoader(both, collate_fn=list)
-    found = wrapped.encode(loader, task_metadata=tiny.metadata, prompt_type="query")
+    found = wrapped.encode(loader, task_metadata=task_of("vt2t").metadata, prompt_type="query")
     torch.testing.assert_close(found, torch.nn.functional.normalize(text + video, dim=-1))
     assert wrapped.mteb_model_meta.experiment_kwargs == {"audio": "unused", "text_and_video": "sum"}
     with pytest.raises(UserError, match="has text and video on one side, but a method scores texts against videos"):
-        pairwise.index(both, task_metadata=task("t2vt", []).metadata)
+        pairwise.index(both, task_metadata=task_of("t2vt").metadata)
 
 
 @pytest.fixture(scope="module")
@@ -228,13 +216,9 @@ MIXED = [
 def test_tasks_of_mveb_rank_by_what_the_model_uses_of_each_side(kind, request, sounding):
     found = request.getfixturevalue(kind)
     wrapped = (PairwiseModel if kind == "listening" else EmbeddingModel)(found)
-    for tiny in mteb.get_benchmark("MVEB(v1)").tasks:
+    for tiny in mteb.get_tasks(tasks=MIXED):
         metadata, answers = tiny.metadata, tiny.metadata.type == "VideoCentricQA"
-        if metadata.name not in MIXED:
-            continue
-        rows = retrieval_split(metadata.category, as_bytes(sounding), answers)
-        tiny.dataset = {"default": dict.fromkeys(metadata.eval_splits, rows)}
-        tiny.load_data, tiny.data_loaded = lambda **_: None, True
+        with_pairs(tiny, as_bytes(sounding))
         if answers and kind == "listening":
             with pytest.raises(UserError, match="has text and video on one side"):
                 mteb.evaluate(wrapped, tiny, cache=None, show_progress_bar=False)
@@ -258,11 +242,7 @@ def test_methods_with_audio_use_the_audio_column(listening, tmp_path):
         sound_files.write_clip(sound, sound_files.tone(2.0, frequency=300.0 * (number + 1)))
     wrapped = PairwiseModel(listening)
     assert wrapped.mteb_model_meta.modalities == ["text", "video", "audio"]
-    stored = {"id": list("012"), "video": as_bytes(paths), "audio": as_bytes(sounds)}
-    corpus = (
-        datasets.Dataset.from_dict(stored).cast_column("video", datasets.Video()).cast_column("audio", datasets.Audio())
-    )
-    silent = task("t2v", [])
+    corpus = table(id=list("012"), video=as_bytes(paths), audio=as_bytes(sounds))
     queries = table(id=["0"], text=TEXTS[:1])
 
     def found(metadata):
@@ -270,11 +250,11 @@ def test_methods_with_audio_use_the_audio_column(listening, tmp_path):
         scores = wrapped.search(queries, task_metadata=metadata, top_k=3)["0"]
         return torch.tensor([scores[name] for name in "012"])
 
-    heard = found(task("t2va", [], modalities=("text", "video", "audio")).metadata)
+    heard = found(task_of("t2va").metadata)
     expected = listening.scorer.score(listening.encode_text(TEXTS[:1]), listening.encode_video(paths, sounds))[0]
     torch.testing.assert_close(heard, expected)
-    assert (heard - found(silent.metadata)).abs().min() > 1e-6
-    words, metadata = queries.add_column("audio", ["a.wav"]), task("at2v", [], ("text", "video", "audio")).metadata
+    assert (heard - found(task_of("t2v").metadata)).abs().min() > 1e-6
+    words, metadata = queries.add_column("audio", ["a.wav"]), task_of("at2v").metadata
     with pytest.warns(UserWarning, match="does not use the audio"):
         wrapped.search(words, task_metadata=metadata, top_k=1)
 
