@@ -33,7 +33,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
 def root(tmp_path_factory, synthetic):
     """A folder with synthetic clips and a table of captions, two for the first clip."""
     root = tmp_path_factory.mktemp("own")
-    (root / "videos").symlink_to(synthetic("msrvtt", 20) / "msrvtt" / "videos")
+    (root / "videos").symlink_to(synthetic("msrvtt") / "msrvtt" / "videos")
     write_table(root / "captions.csv", ROWS)
     return root
 

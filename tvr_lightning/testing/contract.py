@@ -41,15 +41,15 @@ class MethodTestSuite:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def method(cls) -> RetrievalModule:
-        """Return the recipe's method, small, in evaluation mode and without gradients."""
-        return small(cls.recipe)[0].eval().requires_grad_(False)
+    def built(cls) -> tuple[RetrievalModule, TextVideoDataModule]:
+        """Return the recipe's method, small and with another memory budget, and its data."""
+        return small(cls.recipe, "--model.init_args.evaluation.memory_gib=0.5")
 
     @pytest.fixture(scope="class")
     @classmethod
-    def with_budget(cls) -> tuple[RetrievalModule, TextVideoDataModule]:
-        """Return the recipe's method with another memory budget, and its data."""
-        return small(cls.recipe, "--model.init_args.evaluation.memory_gib=0.5")
+    def method(cls, built: tuple[RetrievalModule, TextVideoDataModule]) -> RetrievalModule:
+        """Return the recipe's method, small, in evaluation mode and without gradients."""
+        return built[0].eval().requires_grad_(False)
 
     @pytest.fixture
     def heads(self, method: RetrievalModule) -> list[PairHead]:
@@ -83,10 +83,10 @@ class MethodTestSuite:
         return method.eval().requires_grad_(False), path
 
     def test_scores_depend_on_nothing_but_the_text_and_the_video(
-        self, with_budget: tuple[RetrievalModule, TextVideoDataModule]
+        self, built: tuple[RetrievalModule, TextVideoDataModule]
     ) -> None:
         """Test that the audit finds no leak."""
-        leaks = [finding for finding in audit_method(*with_budget).findings if finding.leaks]
+        leaks = [finding for finding in audit_method(*built).findings if finding.leaks]
         assert not leaks, f"a score depends on more than its text and its video: {leaks}"
 
     def test_no_part_of_its_recipe_is_left_out(self, method: RetrievalModule) -> None:
@@ -186,11 +186,9 @@ class MethodTestSuite:
             with pytest.raises(ValueError, match="nothing to score") if heads else contextlib.nullcontext():
                 assert method.score(texts, videos).similarity.shape == (len(texts), len(videos))
 
-    def test_its_heads_have_the_memory_budget_of_the_evaluation(
-        self, with_budget: tuple[RetrievalModule, TextVideoDataModule]
-    ) -> None:
+    def test_its_heads_have_the_memory_budget_of_the_evaluation(self, heads: list[PairHead]) -> None:
         """Test that `evaluation.memory_gib` is the only memory budget of a run."""
-        budgets = {head.memory_gib for head in with_budget[0].modules() if isinstance(head, PairHead)}
+        budgets = {head.memory_gib for head in heads}
         assert budgets <= {0.5}, "build the head with .within(evaluation_config.memory_gib)"
 
     def test_compact_features_score_as_whole_ones(self, method: RetrievalModule, features: Features) -> None:

@@ -45,7 +45,7 @@ def synthetic_data() -> str:
     """Write a synthetic MSR-VTT of a few videos, once per process; it is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="tvr-methods-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    synthesize("msrvtt", Path(folder), 30, 0, workers=1, progress=False)
+    synthesize("msrvtt", Path(folder), 16, 0, workers=1, progress=False)
     return folder
 
 
