@@ -142,25 +142,19 @@ def test_parts_can_be_added_and_only_a_damaged_shard_is_computed_again(dataset, 
     assert contents(out) == contents(extracted[0])
 
 
-def killed_after(seconds, dataset, out, ended):
-    """Extract in a process that is killed, and return whether it was killed before its end."""
-    run = functools.partial(extract, source_of_data(with_audio(dataset)), *encoders(), options(out))
-    process = ended(fork(run))
-    process.join(seconds)
-    if process.exitcode is None:
-        os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    return process.exitcode == -signal.SIGKILL
-
-
 @pytest.mark.slow
 def test_an_extraction_killed_at_random_moments_resumes_to_the_same_store(dataset, extracted, tmp_path, ended):
     whole, kills = extracted[1].seconds, 0
+    run = functools.partial(extract, source_of_data(with_audio(dataset)), *encoders(), options(tmp_path))
     for attempt in range(40):
-        kills += killed_after(whole * (0.15 + 0.07 * (attempt % 8)), dataset, tmp_path, ended)
+        process = ended(fork(run))
+        process.join(whole * (0.15 + 0.07 * (attempt % 8)))
+        process.kill()  # unless it has ended
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
         if contents(tmp_path).keys() == contents(extracted[0]).keys():
             break
-    extract(source_of_data(with_audio(dataset)), *encoders(), options(tmp_path))
+    run()
     assert kills > 0
     assert contents(tmp_path) == contents(extracted[0])
 

@@ -1,6 +1,5 @@
 """The folder of a run: its log, its metrics, and its number, also of runs that start at the same time."""
 
-import itertools
 import json
 import logging
 import os
@@ -124,19 +123,6 @@ def table(run):
     return {key: results[key] for key in ("seed", "text_to_video", "video_to_text", "sum_of_recalls", "skipped")}
 
 
-@pytest.fixture
-def start(tmp_path, ended):
-    """Start commands, numbered from 0, which end after the test."""
-    numbers = itertools.count()
-
-    def started(words):
-        folder = tmp_path / f"process-{next(numbers)}"
-        folder.mkdir()
-        return ended(forked.started(words, folder))
-
-    return started
-
-
 @pytest.fixture(scope="module")
 def tables(msrvtt, tmp_path_factory):
     """Tables of two consecutive runs, by their seeds."""
@@ -150,12 +136,13 @@ def tables(msrvtt, tmp_path_factory):
 
 
 @pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_two_runs_paused_while_they_start_have_two_folders_and_two_tables(first, msrvtt, tmp_path, start, tables):
+def test_two_runs_paused_while_they_start_have_two_folders_and_two_tables(first, msrvtt, tmp_path, ended, tables):
     """Both are paused when they have named their folders, and either may continue first."""
-    runs = tmp_path / "runs"
-    processes = []
-    for number, seed in enumerate(tables):
-        process, output = start(fit(msrvtt, runs, seed)), tmp_path / f"process-{number}" / "out-0.txt"
+    runs, processes = tmp_path / "runs", []
+    for seed in tables:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        process, output = ended(forked.started(fit(msrvtt, runs, seed), folder)), folder / "out-0.txt"
         until(lambda p=process, o=output: (o.is_file() and "writes to" in o.read_text()) or not p.is_alive())
         os.kill(process.pid, signal.SIGSTOP)
         processes.append(process)
@@ -180,11 +167,11 @@ def test_folders_created_at_the_same_moment_differ(tmp_path):
     assert folders == [tmp_path / "runs" / f"version_{number}" for number in range(16)]
 
 
-def test_resuming_refuses_a_run_that_is_alive(msrvtt, tmp_path, start, capsys):
+def test_resuming_refuses_a_run_that_is_alive(msrvtt, tmp_path, ended, capsys):
     words = fit(msrvtt, tmp_path / "runs", 1, "--trainer.max_epochs=3")
     run = tmp_path / "runs" / "xpool-msrvtt" / "version_0"
     last = run / "checkpoints" / "last.ckpt"
-    process = start(words)
+    process = ended(forked.started(words, tmp_path))
     until(lambda: last.is_file() or not process.is_alive())
     os.kill(process.pid, signal.SIGSTOP)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

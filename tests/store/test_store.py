@@ -272,13 +272,12 @@ def test_a_full_disk_leaves_a_valid_store_that_a_rerun_completes(tmp_path, limit
     assert stopped == [0, 1, 2]
 
 
-def keep_writing(path):
-    with write(path) as writer:
-        for number in range(1000):
-            append_frames(writer, 2 * number, 2)
-
-
 def test_a_writer_killed_at_any_moment_leaves_a_valid_store(tmp_path, ended):
+    def keep_writing(path):
+        with write(path) as writer:
+            for number in range(1000):
+                append_frames(writer, 2 * number, 2)
+
     reached = set()
     for trial in range(5):
         path = tmp_path / str(trial)

@@ -28,10 +28,12 @@ ARRAYS = {
 }  # fmt: skip
 
 
-def site_of(out, chosen):
-    """Write the report of runs with the same figures; the second run fails on other queries than the rest."""
-    plan = plan_of(" ".join(chosen), out)
-    claims = [f"{table}/{run}" for table, runs in chosen.items() for run in runs]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Report of five runs of two datasets and two backbones; the second fails on other queries than the rest."""
+    out = tmp_path_factory.mktemp("report")
+    plan = plan_of(" ".join(RUNS), out)
+    claims = [f"{table}/{run}" for table, runs in RUNS.items() for run in runs]
     for place, key in enumerate(dict.fromkeys(key for claim in claims for key in keys_of(plan, claim))):
         make_card(plan.runs[key], out / "cards", 1.0 + 0.6 * place % 3)
         if place == 1:
@@ -51,22 +53,12 @@ def site_of(out, chosen):
     return out, runs
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Report of five runs of two datasets and two backbones."""
-    return site_of(tmp_path_factory.mktemp("report"), RUNS)
-
-
 def opened(driver, folder, page="index.html", width=1400):
     phone = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     driver.get("about:blank")
     driver.get((folder / "report" / page).as_uri())
     return driver
-
-
-def pages_of(runs):
-    return "index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html", "queries.html"
 
 
 def test_each_run_is_in_the_leaderboard_of_its_dataset_once(site):
@@ -155,7 +147,7 @@ def test_axe_finds_no_serious_violation(driver, site, scheme, width):
     colors = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", colors)
     folder, runs = site
-    for page in pages_of(runs):
+    for page in ("index.html", "tables/gare-1.html", f"runs/{runs[0].key}.html", "queries.html"):
         browser = opened(driver, folder, page, width)
         browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert violations(browser) == [], page

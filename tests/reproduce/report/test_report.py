@@ -133,9 +133,6 @@ def test_every_decimal_number_in_a_table_is_measured_or_published(synthetic, fol
                 found = measure(own, direction, metric)
                 if found is None:
                     continue
-                if metric != "SumR":
-                    values = [run.card.accuracy() if answers else run.card.metrics(direction)[metric] for run in own]
-                    assert found.mean == pytest.approx(sum(values) / len(values))
                 ends = (found.interval.low, found.interval.high) if found.interval else ()
                 allowed |= {f"{value:.1f}" for value in (found.mean, found.deviation, *ends) if value is not None}
                 differences |= {
