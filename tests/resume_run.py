@@ -69,32 +69,26 @@ def kill_in_second_write() -> None:
 
 def differences(found: dict, expected: dict) -> list[str]:
     """List the differences in weights, optimizer, progress, random states, and callbacks of two checkpoints."""
-    lines: list[str] = []
-    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops"):
-        _compare(found[key], expected[key], key, lines)
+    keys = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops")
+    found, expected = (dict(_values({key: saved[key] for key in keys}, "")) for saved in (found, expected))
+    lines = [f"{name}: in one of them only" for name in found.keys() ^ expected.keys()]
+    for name in found.keys() & expected.keys():
+        one, other = found[name], expected[name]
+        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        if not (torch.equal(one, other) if tensors else (type(one), one) == (type(other), other)):
+            lines.append(f"{name}: {one!r:.60}, expected {other!r:.60}")
     return lines
 
 
-def _compare(found, expected, name, lines):
-    if type(found) is not type(expected):
-        lines.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
-    elif isinstance(expected, torch.Tensor):
-        if not torch.equal(found, expected):
-            lines.append(f"{name}: other values")
-    elif isinstance(expected, dict):
-        found, expected = ({_file(key): value for key, value in values.items()} for values in (found, expected))
-        for key in expected.keys() ^ found.keys():
-            lines.append(f"{name}.{key}: in one of them only")
-        for key in expected.keys() & found.keys():
+def _values(value, name):
+    """Yield the names and values in nested dictionaries and lists, and the types of the latter."""
+    if isinstance(value, (dict, list, tuple)):
+        yield name, type(value)
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             if key not in ("dirpath", "current_score"):  # Lightning saves the latter and never reads it
-                _compare(found[key], expected[key], f"{name}.{key}", lines)
-    elif isinstance(expected, (list, tuple)):
-        if len(found) != len(expected):
-            lines.append(f"{name}: {len(found)} items, expected {len(expected)}")
-        for i, (one, other) in enumerate(zip(found, expected, strict=False)):
-            _compare(one, other, f"{name}[{i}]", lines)
-    elif _file(found) != _file(expected):
-        lines.append(f"{name}: {found!r:.60}, expected {expected!r:.60}")
+                yield from _values(item, f"{name}.{_file(key)}")
+    else:
+        yield name, _file(value)
 
 
 def _file(value):

@@ -4,12 +4,12 @@ A store is used only for the files whose features it contains, and opens only th
 """
 
 import functools
-import importlib.util
 import itertools
 import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,8 +37,6 @@ from tvr_lightning.progress import progress_file
 from tvr_lightning.store import FeatureStore, StoreError
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.optim import OptimizerConfig
-
-HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
 @pytest.fixture(scope="session")
@@ -284,9 +282,9 @@ def test_training_from_the_store_gives_the_losses_of_training_from_videos(datase
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 @pytest.mark.filterwarnings("ignore")  # Ray's own libraries use what is deprecated
 def test_ray_gives_the_store_of_one_machine_and_resumes(dataset, tmp_path):
+    pytest.importorskip("ray")
     root = shutil.copytree(dataset, tmp_path / "data")
     next(root.rglob("*.mp4")).write_bytes(b"no video")
     source = source_of_data(without_audio(root))
@@ -299,8 +297,8 @@ def test_ray_gives_the_store_of_one_machine_and_resumes(dataset, tmp_path):
     assert not any(again.written.values())
 
 
-@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
-def test_without_ray_the_error_names_the_extra(dataset, tmp_path):
+def test_without_ray_the_error_names_the_extra(dataset, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'tvr-lightning\[ray\]'"):
         extract(source_of_data(with_audio(dataset)), *encoders(), options(tmp_path / "store", engine="ray"))
 

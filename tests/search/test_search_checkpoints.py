@@ -14,7 +14,7 @@ from search_parts import TINY, find, save_checkpoint
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import ClipEncoder, TinyClipEncoder
 from tvr_lightning.encoders.hub import MissingWeightsError
-from tvr_lightning.encoders.pretrained import find_weights, weights_follow
+from tvr_lightning.encoders.pretrained import weights_follow
 from tvr_lightning.methods import CLIP4Clip
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.indexing import index
@@ -106,8 +106,6 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
     path = changed(checkpoints["clip4clip"], tmp_path / "a.ckpt", encoder=encoder)
     with pytest.raises(CheckpointError, match=r"a\.ckpt: .*hf-hub:owner/model would be downloaded"):
         Scorer(ScorerSource(str(path)))
-    with pytest.raises(ValueError, match="would be downloaded"):
-        find_weights("hf-hub:owner/model", None)
     assert no_network == []
 
 

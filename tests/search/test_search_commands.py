@@ -1,5 +1,6 @@
 """`tvr index` and `tvr search` on the command line: output, strange file names, refused options, and the demo."""
 
+import csv
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from PIL import Image
-from search_parts import client_of, find, write_clip
+from search_parts import client_of, find, find_file, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.search.engine import Searcher
@@ -43,6 +44,35 @@ def test_results_are_printed_as_text_and_as_json(indexed, gallery, tmp_path, mon
     both = search("a red square", "--image", tmp_path / "red.png", "--json")
     assert json.loads(both)["query"] == "a red square, red.png"
     assert [clock(seconds) for seconds in (0.04, 59.96, 3723.4)] == ["0:00.0", "1:00.0", "1:02:03.4"]
+
+
+def test_every_real_clip_is_indexed_and_finds_itself(test_data, tmp_path, ckpt, capsys):
+    """A clip of every container (the WebM file is long enough to be cut), and their captions as the bank of queries."""
+    clips, folder, out, bank = test_data / "clips", tmp_path / "clips", tmp_path / "index", tmp_path / "bank.txt"
+    folder.mkdir()
+    for suffix in (".mp4", ".avi", ".mkv", ".webm"):
+        shutil.copy(min((clips / "videos").glob(f"*{suffix}"), key=lambda path: path.stat().st_size), folder)
+    with (clips / "captions.csv").open(encoding="utf-8", newline="") as file:
+        bank.write_text("\n".join(row["caption1"] for row in csv.DictReader(file)), encoding="utf-8")
+    assert main(["index", str(folder), "--out", str(out), "--bank", str(bank), *ckpt]) == 0
+    with Searcher(out) as searcher:
+        rows = searcher.table.videos()
+        assert {row.path.name for row in rows} == {path.name for path in folder.iterdir()}
+        assert searcher.table.skipped() == []
+        spans = {row.id: searcher.table.spans(row.id) for row in rows}
+        assert set(searcher.table.keys()) == {span.key for found in spans.values() for span in found}
+        assert all(len(spans[row.id]) == 1 for row in rows if row.duration <= 20)
+        for row in rows:
+            features, times = searcher.table.features([spans[row.id][0].key], "clip4clip")[spans[row.id][0].key]
+            assert features.frame_mask.any()
+            assert 0 <= float(times.max()) < row.duration
+            assert searcher.table.thumbnail(row.id, 0.0)[:3] == b"\xff\xd8\xff"
+            best = find_file(searcher, row.path, top=3).results[0]
+            assert best.path == str(row.path)
+            assert best.score == pytest.approx(1.0, abs=1e-4)
+    capsys.readouterr()
+    assert main(["index", str(folder), "--out", str(out)]) == 0
+    assert "0 videos added, 4 kept, 0 removed; 4 in the index" in capsys.readouterr().out
 
 
 NEW = "index {gallery} --out {out}"
