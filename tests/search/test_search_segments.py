@@ -45,7 +45,6 @@ def test_windows_have_a_length_and_an_overlap():
     for options, message in (
         (("windows", 1.0), "segment_length is 1 s"),
         (("windows", 10.0, 9.5), "segment_overlap is 9.5 s"),
-        (("none", 10.0), "does not cut videos"),
     ):
         with pytest.raises(SearchError, match=message):
             Segments(*options)

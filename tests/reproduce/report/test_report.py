@@ -207,11 +207,9 @@ def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
     (copied / "figures" / f"{run.key}.npz").write_bytes(b"PK half a file")
     with pytest.raises(UserError, match="damaged"):
         figures_of(run, copied / "figures")
-    profile = copied / "profiles" / "gare.json"
-    for content, message in ((profile.read_text()[:-20], "is incomplete"), ('{"schema": 99}', "schema 99")):
-        profile.write_text(content)
-        with pytest.raises(UserError, match=message):
-            read_profiles(copied / "profiles")
+    (copied / "profiles" / "gare.json").write_text('{"schema": 99}')
+    with pytest.raises(UserError, match="schema 99"):
+        read_profiles(copied / "profiles")
     with pytest.raises(UserError, match=r"no run cards and no results.json"):
         read_runs(tmp_path_factory.mktemp("empty"))
     with pytest.raises(UserError, match=r"tables that are missing in .*: gare-1"):
@@ -221,7 +219,4 @@ def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
     another.write_text(json.dumps(json.loads(card.read_text()) | {"key": "another"}))
     shutil.copy(card.with_suffix(".parquet"), another.with_suffix(".parquet"))
     with pytest.raises(UserError, match="are both cards of the run"):
-        read_runs(copied)
-    another.write_text("{")
-    with pytest.raises(UserError, match="is incomplete"):
         read_runs(copied)

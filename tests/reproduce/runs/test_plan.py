@@ -100,29 +100,23 @@ def test_a_new_version_of_results_or_audit_changes_the_keys(setting, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("run", "option"),
+    ("run", "section", "option"),
     [
-        ("gare-1/gare", "data: {init_args: {extra_captions: FILE}}"),
-        ("gare-1/gare", "data: {init_args: {features: FILE}}"),
-        (
-            "gaid-1/gaid",
-            "model: {init_args: {audio_encoder: {class_path: WhisperEncoder, init_args: {weights: FILE}}}}",
-        ),
-        ("gare-1/gare", "model: {init_args: {encoder: {init_args: {trained_in: FILE}}}}"),
-        ("gare-1/gare", "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}}}"),
-        ("dpdv-s4/dpdv-vqa", "model: {init_args: {pretrained: FILE}}"),
-        (
-            "gare-1/gare",
-            "model: {init_args: {encoder: {class_path: ClipEncoder, "
-            "init_args: {architecture: 'local-dir:FOLDER', weights: folder}}}}",
-        ),
-        ("gare-1/gare", "model: {init_args: {encoder: {class_path: ClipEncoder, init_args: {tokenizer: FOLDER}}}}"),
+        ("gare-1/gare", "data", "extra_captions: FILE"),
+        ("gare-1/gare", "data", "features: FILE"),
+        ("gaid-1/gaid", "model", "audio_encoder: {class_path: WhisperEncoder, init_args: {weights: FILE}}"),
+        ("gare-1/gare", "model", "encoder: {init_args: {trained_in: FILE}}"),
+        ("gare-1/gare", "model", "encoder: {class_path: ClipEncoder, init_args: {weights: FILE}}"),
+        ("dpdv-s4/dpdv-vqa", "model", "pretrained: FILE"),
+        ("gare-1/gare", "model", "encoder: {class_path: ClipEncoder, init_args: {architecture: local-dir:FOLDER}}"),
+        ("gare-1/gare", "model", "encoder: {class_path: ClipEncoder, init_args: {tokenizer: FOLDER}}"),
     ],
 )
-def test_the_key_covers_the_content_of_files_in_options(setting, tmp_path, run, option):
+def test_the_key_covers_the_content_of_files_in_options(setting, tmp_path, run, section, option):
     file, overlay = tmp_path / "model" / "open_clip_model.safetensors", tmp_path / "overlay.yaml"
     file.parent.mkdir()
-    overlay.write_text(option.replace("FILE", str(file)).replace("FOLDER", str(file.parent)))
+    named = option.replace("FILE", str(file)).replace("FOLDER", str(file.parent))
+    overlay.write_text(f"{section}: {{init_args: {{{named}}}}}")
     keys, fingerprints = set(), set()
     for content in ("weights", "WEIGHTS"):  # of the same size
         file.write_text(content)
