@@ -34,26 +34,26 @@ def keys_of(plan, claim):
     return [key for key, run in plan.runs.items() if claim in run.claims]
 
 
-def make_card(run, cards, quality, queries=60, **changes):
-    """Write the card and ranks of a run whose matches score `quality` higher than the rest."""
+def make_card(run, cards, quality, **changes):
+    """Write the card and ranks of a run on 60 pairs, whose matches score `quality` higher than the rest."""
     torch.manual_seed(0)
-    own = torch.arange(queries)
-    scores = torch.randn(queries, queries) + quality * torch.eye(queries)
+    own = torch.arange(60)
+    scores = torch.randn(60, 60) + quality * torch.eye(60)
     ranks = text_to_video_ranks(scores, own), video_to_text_ranks(scores, own)
     rows = [summarize(each, (1, 5, 10)) for each in ranks]
     found = {
         "text_to_video": rows[0], "video_to_text": rows[1], "sum_of_recalls": rows[0]["RSum"] + rows[1]["RSum"],
-        "texts": queries, "videos": queries, "partial": False, "post_processing": None, "transductive": False,
+        "texts": 60, "videos": 60, "partial": False, "post_processing": None, "transductive": False,
         "warnings": [], "audit": asdict(AuditResult(True)), "weights": asdict(Weights("last")),
     }  # fmt: skip
     return _written(run, cards, found, dict(zip(DIRECTIONS, ((each, own) for each in ranks), strict=True)), changes)
 
 
-def make_answers(run, cards, right, questions=40):
-    """Write the card of a run that answers `right` questions of two per video."""
-    place = torch.arange(questions)
+def make_answers(run, cards, right):
+    """Write the card of a run that answers `right` of 40 questions, two per video."""
+    place = torch.arange(40)
     hits = Ranks(better=(place >= right).long(), tied=torch.ones_like(place), index=place)
-    found = {"evaluation": {"accuracy": 100 * right / questions, "questions": questions}}
+    found = {"evaluation": {"accuracy": 100 * right / 40, "questions": 40}}
     return _written(run, cards, found, {"question": (hits, place // 2)}, {})
 
 

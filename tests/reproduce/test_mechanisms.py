@@ -34,10 +34,6 @@ def claims(benchmark):
     return benchmark("mechanisms_claims")
 
 
-def made(settings, name, strength, pairs=1024):
-    return settings.make_setting(name, 3, strength, pairs)
-
-
 def part(setting, name):
     """Features such as `train words` or `test frames`."""
     split, kind = name.split()
@@ -56,7 +52,7 @@ def part(setting, name):
     ],
 )
 def test_a_factor_changes_only_its_share_of_one_part(settings, name, strength, equal, changed, share):
-    factor, control = made(settings, name, strength), made(settings, name, 0)
+    factor, control = (settings.make_setting(name, 3, each, 1024) for each in (strength, 0))
     for name_of_part in equal:
         assert torch.equal(part(factor, name_of_part), part(control, name_of_part)), name_of_part
     moved = (part(factor, changed) - part(control, changed)).abs().amax(-1) > 1e-5

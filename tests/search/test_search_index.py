@@ -178,7 +178,7 @@ def test_missing_and_other_weights_are_refused_the_latter_with_both_fingerprints
             start()
 
 
-def write_table(folder, version=None, **columns):
+def write_table(folder, version=None):
     """Write a table of another program, or of another version of this one."""
     metadata = None if version is None else {"tvr:version": str(version), "tvr:scorers": "[]"}
     schema = pa.schema([pa.field("id", pa.string(), metadata=metadata)])

@@ -34,12 +34,12 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 QUALITIES = {"clip4clip": 1.0, "x-pool": 1.5, "baseline": 1.5, "gare": 3.0}
 
 
-def view(tmp_path, qualities=QUALITIES, name="gare-1", fixture_videos=20, queries=60, **setting):
+def view(tmp_path, qualities=QUALITIES, name="gare-1", fixture_videos=20, **setting):
     """A table of synthetic cards, and those cards by key."""
     plan, made = plan_of(name, tmp_path, fixture_videos=fixture_videos, **setting), {}
     for run, quality in qualities.items():
         for place, key in enumerate(keys_of(plan, f"{name}/{run}")):
-            made[key] = make_card(plan.runs[key], tmp_path / "cards", quality + 0.3 * place, queries)
+            made[key] = make_card(plan.runs[key], tmp_path / "cards", quality + 0.3 * place)
     return viewed(name, made, tmp_path), made
 
 
@@ -53,11 +53,11 @@ def measured(table):
     return [row for row in csv.DictReader(io.StringIO(comma_separated(table))) if row["measured"]]
 
 
-def hits(quality, queries=60):
+def hits(quality):
     """R@1 of each query of `make_card` in percent, from its scores in NumPy."""
     torch.manual_seed(0)
-    scores = (torch.randn(queries, queries) + quality * torch.eye(queries)).numpy()
-    return 100.0 * (scores.argmax(1) == np.arange(queries))
+    scores = (torch.randn(60, 60) + quality * torch.eye(60)).numpy()
+    return 100.0 * (scores.argmax(1) == np.arange(60))
 
 
 def interval_in(text):
@@ -70,8 +70,8 @@ def normal_interval(values):
     return [values.mean(), values.mean() - half, values.mean() + half]
 
 
-def metrics_of(card, direction="text_to_video"):
-    return card.metrics(direction) | {"SumR": card.results["sum_of_recalls"]}
+def metrics_of(card):
+    return card.metrics("text_to_video") | {"SumR": card.results["sum_of_recalls"]}
 
 
 def test_every_measured_value_is_that_of_a_card(tmp_path):
