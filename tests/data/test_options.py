@@ -1,11 +1,12 @@
 """Options of the datasets: complete, typed, and set by the overlay of each dataset."""
 
 import inspect
+import json
 
 import pytest
-from jsonargparse import ArgumentParser
 
 import tvr_lightning.data as datasets
+from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.config.recipe_files import RECIPES, read_recipe
 from tvr_lightning.data import TextVideoDataModule
 
@@ -25,16 +26,11 @@ def arguments(kind: type) -> set[str]:
 SHARED = arguments(TextVideoDataModule)
 
 
-def parse(name: str, options: dict):
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(TextVideoDataModule, "data")
-    return parser.instantiate(parser.parse_object({"data": {"class_path": name, "init_args": options}})).data
-
-
 @pytest.mark.parametrize("name", DATASETS)
 def test_hyperparameters_are_complete_and_those_of_the_recipe(name):
     in_python = getattr(datasets, name)(seed=3, batch_size=7)
-    by_recipe = parse(name, {"seed": 3, "batch_size": 7})
+    options = {"class_path": name, "init_args": {"seed": 3, "batch_size": 7}}
+    by_recipe = data_from_recipe([json.dumps({"data": options})])
     assert set(in_python.hparams) >= SHARED
     assert (in_python.hparams["seed"], in_python.batch_size) == (3, 7)
     assert all(isinstance(value, str | int | float | None) for value in in_python.hparams.values())
