@@ -133,8 +133,6 @@ def test_bad_tables_are_refused(copy):
         (copy / name).write_text("{}\n")
     with pytest.raises(MissingAssetError, match=r"contains captions\.csv, captions\.jsonl\. Choose one with"):
         data(copy).read_split("train")
-    with pytest.raises(ValueError, match="test_share is 1; expected"):
-        data(copy, test_share=1)
 
 
 @pytest.mark.parametrize(("suffix", "folder"), [("csv", "videos"), ("jsonl", ""), ("parquet", "videos")])

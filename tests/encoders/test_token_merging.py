@@ -152,10 +152,7 @@ def test_every_method_trains_on_merged_tokens(title):
         (lambda: TempMe(clip_blocks=(9, 8, 10)), "blocks must ascend"),
         (lambda: TempMe(joined=(2, 1, 3)), r"6 clips cannot be joined by 1\. Each number must be at least 2"),
         (lambda: TempMe(frames=8), "2 clips cannot be joined by 3"),
-        (
-            lambda: TempMe(removed_across=120),
-            "TempMe.removed_across is 120; expected a whole number .at least 0 and at most 100.",
-        ),
+        (lambda: TempMe(removed_across=120), "TempMe.removed_across is 120; expected"),
         (lambda: token_counts(TempMe(), 10, 49), "names block 10, but the tower has only the blocks 0 to 9"),
         (
             lambda: token_counts(TempMe(removed_per_frame=10), 12, 49),

@@ -200,12 +200,10 @@ def test_tuning_changes_both_towers_or_is_refused(tuning, kind, refused, models)
         (lambda: Encoder.blocks(method(None).encoder, "text"), "TinyClipEncoder names no transformer blocks"),
         (lambda: method(FineTuning(["visual.*"])),
          r"no parameter of TinyClipEncoder matches visual\.\*\. Its .* include clip\."),
-        (lambda: LastBlocks(0), "LastBlocks.blocks is 0; expected"),
         (lambda: LoRA(targets=["queries"]), "LoRA.targets is 'queries'; expected query, key, value, output, or mlp"),
         (lambda: LoRA(towers=[]), "LoRA.targets and LoRA.towers must not be empty"),
         (lambda: Adapter(bottleneck=0), "Adapter.bottleneck is 0; expected"),
         (lambda: Adapter(towers=[]), "Adapter.towers must not be empty"),
-        (lambda: LoRA(alpha=0.0), "LoRA.alpha is 0.0; expected"),
     ],
 )  # fmt: skip
 def test_invalid_options_are_refused(tuning, message):

@@ -132,7 +132,6 @@ def test_a_copy_that_differs_from_what_was_written_is_an_error(copied, tmp_path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fps": 0}, "fps is 0"),
         ({"size": 8}, "size is 8"),
         *(({"like": "clip4clip", **other}, "like") for other in ({"fps": 4}, {"interpolation": "bilinear"})),
     ],
