@@ -127,11 +127,6 @@ SHORT = (*SMALL, "--data.init_args.frames=2", "--data.init_args.captions_per_epo
 FIVE = "--model.init_args.answers=5"
 
 
-def arguments(root, runs, *more):
-    places = (f"--data.init_args.root={root}", f"--results.directory={runs}", "--trainer.accelerator=cpu")
-    return [*(f"--config={RECIPES / name}.yaml" for name in VQA), *places, *SHORT, *more]
-
-
 @pytest.fixture(scope="module")
 def trained(tiny_root, tmp_path_factory):
     """The folder and the results of a run, and the option that names its checkpoint."""
@@ -161,7 +156,8 @@ def test_a_run_reports_its_questions_and_answers(trained, asked):
 
 def test_predictions_have_the_accuracy_of_the_run(trained, tiny_root, tmp_path):
     _, results, ckpt = trained
-    assert main(["predict", *arguments(tiny_root, tmp_path, ckpt, FIVE)]) == 0
+    places = (f"--data.init_args.root={tiny_root}", f"--results.directory={tmp_path}", "--trainer.accelerator=cpu")
+    assert main(["predict", *(f"--config={RECIPES / name}.yaml" for name in VQA), *places, *SHORT, ckpt, FIVE]) == 0
     (path,) = tmp_path.glob("**/predictions.parquet")
     table = pd.read_parquet(path)
     assert len(table) == results["evaluation"]["asked"]
