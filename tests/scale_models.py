@@ -22,7 +22,6 @@ from tvr_lightning.testing.processes import Batches, comparable, descending
 from tvr_lightning.testing.small import BATCH, FRAMES, WORDS
 
 RECIPES = method_recipes(Path(__file__).parent.parent / "recipes")
-ANSWERING = "VideoQA"
 
 
 def build(name: str, *overrides: str, root: str | None = None) -> RetrievalModule:

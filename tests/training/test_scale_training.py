@@ -1,8 +1,8 @@
-"""Four processes train as one does; `test_contract.py` trains every method on two processes."""
+"""Four processes train as one: question answering, and local losses. `test_contract.py` trains every method on two."""
 
 import pytest
 import torch
-from scale_models import ANSWERING, RECIPES, Questions, answering, build
+from scale_models import RECIPES, Questions, answering, build
 
 import tvr_lightning.methods
 from tvr_lightning.methods.base import RetrievalModule
@@ -12,32 +12,28 @@ from tvr_lightning.testing.processes import Batches, strategies, trained
 pytestmark = [pytest.mark.slow]
 WORLD = 4
 STEPS = 2
-WHOLE = ["CLIP4Clip", ANSWERING]
 CLASSES = {title: getattr(tvr_lightning.methods, title, None) for title in RECIPES}
 LOCAL = [title for title, kind in CLASSES.items() if kind and kind.losses is RetrievalModule.losses]
 
 
-def made(name, root, gather="global"):
-    """Module and batches."""
-    if name == ANSWERING:
-        module = answering()
-        return module, Questions(module.method, STEPS)
-    options = [f"gather={gather}", "released_devices=null"]
+def questions():
+    module = answering()
+    return module, Questions(module.method, STEPS)
+
+
+def local(name, root):
+    options = ["gather=local", "released_devices=null"]
     options += ["xpool.dropout=0"] if name == "XPool" else []  # processes draw different masks
     method = build(name, *(f"--model.init_args.{option}" for option in options), root=root)
     return method, Batches(method, STEPS)
 
 
 def train_all(rank, root):
-    """Losses and weights by strategy or `local`, and name."""
-    results = {}
-    for name in WHOLE:
-        for strategy, chosen in strategies().items():
-            if (name, strategy) == (ANSWERING, "ddp"):  # it does not use all parameters of the retrieval method
-                chosen = "ddp_find_unused_parameters_true"
-            results[f"{strategy} {name}"] = list(trained(*made(name, root), strategy=chosen))
-    for name in LOCAL:
-        results[f"local {name}"] = list(trained(*made(name, root, "local"), strategy="ddp"))
+    """Losses and weights of question answering by strategy, and of methods with local losses."""
+    results = {name: list(trained(*local(name, root), strategy="ddp")) for name in LOCAL}
+    # Question answering does not use all parameters of the retrieval method.
+    for name, strategy in (strategies() | {"ddp": "ddp_find_unused_parameters_true"}).items():
+        results[name] = list(trained(*questions(), strategy=strategy))
     return results
 
 
@@ -58,24 +54,23 @@ def assert_equal_weights(results, key, expected):
             torch.testing.assert_close(result[key][1][name], tensor, rtol=1e-6, atol=1e-9, msg=what)
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_losses_and_weights_equal_those_of_one_process(name, root, results):
-    module, data = made(name, root)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_question_answering_trains_as_one_process(strategy, results):
+    module, data = questions()
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
     expected = trained(module, data)
     changed = [key for key, tensor in expected[1].items() if key in before and not torch.equal(tensor, before[key])]
     assert len(changed) > 20
-    for strategy in ("ddp", "fsdp2"):
-        losses = [result[f"{strategy} {name}"][0] for result in results]
-        # Question answering has no loss over all pairs, so each process logs the loss of its part.
-        assert torch.tensor(losses).mean(0).tolist() == pytest.approx(expected[0], rel=1e-6)
-        assert_equal_weights(results, f"{strategy} {name}", expected[1])
+    # It has no loss over all pairs, so each process logs the loss of its part.
+    losses = [result[strategy][0] for result in results]
+    assert torch.tensor(losses).mean(0).tolist() == pytest.approx(expected[0], rel=1e-6)
+    assert_equal_weights(results, strategy, expected[1])
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_local_losses_average_to_the_loss_of_one_process_and_train_the_same_weights(name, root, results):
-    expected = trained(*made(name, root, "local"))
-    losses = torch.tensor([result[f"local {name}"][0] for result in results])
+    expected = trained(*local(name, root))
+    losses = torch.tensor([result[name][0] for result in results])
     assert losses.mean(0).tolist() == pytest.approx(expected[0], rel=1e-6)
     assert len(set(losses[:, 0].tolist())) == WORLD  # each process has its own rows and columns
-    assert_equal_weights(results, f"local {name}", expected[1])
+    assert_equal_weights(results, name, expected[1])
