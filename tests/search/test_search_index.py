@@ -1,19 +1,23 @@
-"""Indexing keeps unchanged videos, notices changes, and resumes after an interruption."""
+"""Indexing keeps unchanged videos, notices changes, and resumes after an interruption.
+
+A read-only index can be searched and served; a busy one is waited for and never reported as damaged.
+"""
 
 import functools
 import os
 import random
 import shutil
 import signal
+import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import lancedb
 import pyarrow as pa
 import pytest
-from child_processes import fork
-from search_parts import find, write_clip
+from child_processes import NOBODY, fork, unprivileged
+from search_parts import client_of, find, write_clip
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
@@ -21,22 +25,22 @@ from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.files import find_videos
 from tvr_lightning.search.indexing import index
+from tvr_lightning.search.scorer import ScorerSource
 from tvr_lightning.search.table import TABLE, VERSION, IndexTable
 
-FOREIGN_FILES = ("videos.d/mine.txt", "videos.txt", "videos.lance.bak")
+FOREIGN_FILES = dict.fromkeys(("videos.d/mine.txt", "videos.txt", "videos.lance.bak"), "mine")
 """Files of the user whose names begin like those of an index."""
 FAKE = "<html>I am an mp4</html>"
 
 
 def write_foreign_files(folder):
-    for name in FOREIGN_FILES:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("mine")
+    (folder / "videos.d").mkdir(parents=True)
+    for name, content in FOREIGN_FILES.items():
+        (folder / name).write_text(content)
 
 
-def foreign_files_are_intact(folder):
-    return all((folder / name).is_file() and (folder / name).read_text() == "mine" for name in FOREIGN_FILES)
+def files_of(folder):
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def content(folder):
@@ -214,8 +218,7 @@ def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery,
     assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "nowhere.ckpt")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{out} contains files that are not part of an index (videos.d, videos.lance.bak, videos.txt)" in line
-    assert foreign_files_are_intact(out)
-    assert len(list(out.iterdir())) == 3
+    assert files_of(out) == FOREIGN_FILES
 
 
 def test_a_run_that_is_killed_before_its_first_batch_leaves_nothing(gallery, out, ckpt, ended):
@@ -243,8 +246,7 @@ def test_a_failed_index_removes_no_files_of_the_user(folder, out, ckpt, monkeypa
     (folder / "fake.mp4").write_text(FAKE)
     assert main(["index", str(folder), "--out", str(out), *ckpt])
     assert "no video could be read" in capsys.readouterr().err
-    assert foreign_files_are_intact(out)
-    assert len(list(out.iterdir())) == 3
+    assert files_of(out) == FOREIGN_FILES
 
 
 def written(folder):
@@ -356,3 +358,85 @@ def test_a_full_disk_loses_one_batch_and_is_reported_in_one_line(folder, tmp_pat
         assert run(out) == 0
         assert f"{7 - kept} videos added, {kept} kept" in capsys.readouterr().out
         assert content(out) == content(whole)
+
+
+@contextmanager
+def read_only(folder):
+    """Make a folder and its files read-only inside the context, even for root."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        with unprivileged():
+            yield
+    finally:
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.fixture
+def public():
+    """A temporary folder that any user can read."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def gallery_index(public, checkpoints):
+    """An index of two videos that any user can read."""
+    for number in range(2):
+        write_clip(public / "videos" / f"{number}.mp4", number)
+    write_clip(public / "videos" / "closed" / "b.mp4", 4)
+    source = ScorerSource(str(shutil.copy(checkpoints["clip4clip"], public / "method.ckpt")))
+    index([public / "videos"], public / "index", [source], bank=["a cat"], progress=False)
+    return public / "index"
+
+
+def test_a_read_only_index_is_searched_and_served_but_not_written(public, gallery_index, capsys):
+    with Searcher(gallery_index) as searcher:
+        expected = find(searcher, "a cat")
+    before = sorted(path.name for path in gallery_index.rglob("*"))
+    write_clip(public / "videos" / "new.mp4", 7)
+    with read_only(gallery_index):
+        with Searcher(gallery_index) as searcher:
+            assert find(searcher, "a cat") == expected
+            client = client_of(searcher)
+            found = client.get("/api/search", params={"query": "a cat"}).json()["results"]
+            assert len(found) == 3
+            for address in ("image", "about"):
+                assert client.get(f"/api/videos/{found[0]['id']}/{address}").status_code == 200
+            with pytest.raises(SearchError, match="cannot be read or written: permission denied"):
+                searcher.table.set_fact("other", 1)
+        assert sorted(path.name for path in gallery_index.rglob("*")) == before
+        assert main(["index", str(public / "videos"), "--out", str(gallery_index)]) == 2
+        assert "cannot be read or written: permission denied" in capsys.readouterr().err
+
+
+def test_an_unreadable_folder_is_named_and_its_videos_stay_in_the_index(public, gallery_index):
+    closed = public / "videos" / "closed"
+    for path in (gallery_index, *gallery_index.rglob("*")):
+        os.chown(path, NOBODY if os.geteuid() == 0 else -1, -1)
+    closed.chmod(0)
+    with unprivileged():
+        report = index([public / "videos"], gallery_index, progress=False)
+    closed.chmod(0o700)
+    assert any("closed: Permission denied" in problem for problem in report.problems)
+    assert (report.kept, report.removed, report.total) == (2, 0, 3)
+
+
+def test_a_reader_without_write_permission_sees_the_changes_of_a_writer(public, gallery_index):
+    with read_only(gallery_index):
+        reader = IndexTable(gallery_index)
+        assert reader.count() == 3
+    write_clip(public / "videos" / "new.mp4", 7)
+    index([public / "videos"], gallery_index, progress=False)
+    with read_only(gallery_index):
+        assert reader.count() == 4
+
+
+def test_an_unreadable_index_is_not_reported_as_damaged(gallery_index):
+    for path in (gallery_index / "videos.lance", gallery_index):
+        path.chmod(0)
+        with unprivileged(), pytest.raises(SearchError, match="cannot be read or written: permission denied"):
+            Searcher(gallery_index)
+        path.chmod(0o755)
