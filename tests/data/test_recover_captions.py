@@ -11,6 +11,7 @@ from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.recover_captions import Description, find_captions, read_captions, write_captions
 from tvr_lightning.errors import MissingAssetError, UserError
 
+HEAD = "video_id,segment,caption\n"
 SMALL = {"frames": 2, "image_size": 32, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0}
 
 
@@ -31,25 +32,52 @@ def test_descriptions_are_sorted_by_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("name", "text"),
     [
-        ({"video_id": ["v"], "caption": ["a"]}, "row 0: the key 'segment' is missing, found ['caption', 'video_id']"),
-        ({"video_id": ["v", "v"], "segment": [1, 1], "caption": ["a", "b"]}, "segment 1 of v is described more than"),
-        ({"video_id": ["v"], "segment": [0], "caption": [None]}, "row 0, column caption: expected str, found NoneType"),
-        ({"video_id": ["v"], "segment": ["x"], "caption": ["a"]}, "row 0, column segment: 'x' is not a whole number"),
-        ({"video_id": ["v"], "segment": [0], "caption": [" "]}, "contains no descriptions"),
-        ("no table", "not a parquet file"),
+        ("a.csv", 'note,video_id,segment,caption\n,clip0,1,"then, it ""barks"""\n,clip0,0,a dog\n,clip1,0,\n'),
+        ("a.CSV", '\ufeffvideo_id,segment,caption\r\nclip0,0,a dog\r\nclip0,1,"then, it ""barks"""\r\n'),
+        (
+            "a.jsonl",
+            '\ufeff{"video_id": "clip0", "segment": 1, "caption": "then, it \\"barks\\""}\n\n'
+            '{"video_id": "clip0", "segment": 0, "caption": "a dog", "by": "me"}\n',
+        ),
     ],
 )
-def test_bad_tables_are_refused(tmp_path, table, message):
-    path = tmp_path / "captions.parquet"
-    if isinstance(table, str):
-        path.write_text(table)
+def test_captions_may_be_csv_or_json_lines(tmp_path, name, text):
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_captions(tmp_path / name).descriptions["clip0"] == ["a dog", 'then, it "barks"']
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", {"video_id": ["v"], "caption": ["a"]},
+         "row 0: the key 'segment' is missing, found ['caption', 'video_id']"),
+        ("a.parquet", {"video_id": ["v", "v"], "segment": [1, 1], "caption": ["a", "b"]},
+         "segment 1 of v is described more than"),
+        ("a.parquet", {"video_id": ["v"], "segment": [0], "caption": [None]},
+         "row 0, column caption: expected str, found NoneType"),
+        ("a.parquet", {"video_id": ["v"], "segment": ["x"], "caption": ["a"]},
+         "row 0, column segment: 'x' is not a whole number"),
+        ("a.parquet", {"video_id": ["v"], "segment": [0], "caption": [" "]}, "contains no descriptions"),
+        ("a.parquet", "no table", "not a parquet file"),
+        ("a.csv", HEAD + "clip0,0,a dog\nclip1,first,a cat\n", "row 3, column segment: 'first' is not a whole"),
+        ("a.csv", HEAD + ",0,a dog\n", "row 2, column video_id: there is no value"),
+        ("a.csv", HEAD + "clip0,0,\udcff\n", "not UTF-8 text"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0, "caption": "a"}\n{"video_id"\n', "line 2: not JSON"),
+        ("a.jsonl", "[1]\n", "line 1: expected dict, found list"),
+        ("a.jsonl", '{"video_id": "clip0", "segment": 0.5, "caption": "a"}\n', "line 1, column segment: 0.5"),
+    ],
+)  # fmt: skip
+def test_errors_in_captions_name_the_file_row_and_column(tmp_path, name, content, message):
+    path = tmp_path / name
+    if isinstance(content, str):
+        path.write_bytes(content.encode(errors="surrogateescape"))
     else:
-        pq.write_table(pa.table(table), path)
-    with pytest.raises(UserError, match=re.escape(f"{path}: ")) as raised:
+        pq.write_table(pa.table(content), path)
+    with pytest.raises(UserError, match=re.escape(message)) as raised:
         read_captions(path)
-    assert message in str(raised.value)
+    assert str(raised.value).startswith(f"{path}: ")
 
 
 def test_a_file_is_found_by_its_path_or_in_the_dataset(tmp_path, monkeypatch):

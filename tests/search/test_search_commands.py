@@ -1,4 +1,4 @@
-"""`tvr index` and `tvr search` on the command line: output, strange file names, refused options, and the demo."""
+"""`tvr index` and `tvr search` on the command line: output, captions, strange file names, refused options."""
 
 import csv
 import json
@@ -15,7 +15,9 @@ from PIL import Image
 from search_parts import client_of, find, find_file, write_clip
 
 from tvr_lightning.cli import main
+from tvr_lightning.data.recover_captions import Description, write_captions
 from tvr_lightning.search.engine import Searcher
+from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index
 from tvr_lightning.search.results import clock, printable
 from tvr_lightning.search.segments import Segments
@@ -73,6 +75,41 @@ def test_every_real_clip_is_indexed_and_finds_itself(test_data, tmp_path, ckpt, 
     capsys.readouterr()
     assert main(["index", str(folder), "--out", str(out)]) == 0
     assert "0 videos added, 4 kept, 0 removed; 4 in the index" in capsys.readouterr().out
+
+
+ROWS = [
+    Description("below/clip6.mp4", 1, 1.0, 2.0, "Then it jumps."),
+    Description("below/clip6.mp4", 0, 0.0, 1.0, "A Dog runs over grass"),
+    Description("clip0", 0, 0.0, 3.0, "a dogged rider"),
+    Description("elsewhere", 0, 0.0, 3.0, "a dog"),
+]
+"""Captions of a video named by its path, of one named without suffix, and of a missing one."""
+
+
+def test_captions_are_remembered_and_shown_or_refused_if_they_are_of_other_videos(gallery, tmp_path, ckpt, capsys):
+    videos = shutil.copytree(gallery, tmp_path / "videos", ignore=shutil.ignore_patterns("clip[1-5]*"))
+    file, out = tmp_path / "said.parquet", tmp_path / "index"
+    write_captions(file, ROWS)
+    assert main(["index", str(videos), "--out", str(out), *ckpt, "--captions", str(file)]) == 0
+    assert "2 videos have captions" in capsys.readouterr().out
+    expected = {"below/clip6.mp4": ["A Dog runs over grass", "Then it jumps."], "clip0.mp4": ["a dogged rider"]}
+    with Searcher(out) as searcher:
+        found = {result.path: result.captions for result in find(searcher, "a").results if result.captions}
+        assert found == {f"{videos}/{name}": captions for name, captions in expected.items()}
+        served = client_of(searcher).get("/api/search", params={"query": "a"}).json()["results"]
+        assert {r["path"]: r["captions"] for r in served if r["captions"]} == expected
+    assert main(["search", "a", "--index", str(out), "--folder", "below"]) == 0
+    assert "A Dog runs over grass\n" in capsys.readouterr().out
+    write_clip(videos / "elsewhere.mp4", 30)
+    write_clip(videos / "clip0.mp4", 31)
+    assert index([], out, progress=False).captioned == 3, "new and changed videos get captions of the remembered file"
+    file.unlink()
+    report = index([], out, progress=False)
+    assert report.captioned == 3
+    assert any("said.parquet: the captions file is missing" in problem for problem in report.problems)
+    write_captions(file, [Description("video7010", 0, 0, 1, "a cat")])
+    with pytest.raises(SearchError, match="describes none of the index's videos, but others, such as video7010"):
+        index([], out, progress=False, captions=file)
 
 
 NEW = "index {gallery} --out {out}"
