@@ -1,7 +1,6 @@
 """Tuning: trained weights of the encoder and their learning rates, for every method."""
 
 import copy
-import json
 import re
 from typing import get_args
 
@@ -227,7 +226,7 @@ def test_tuning_of_stored_features_is_refused(monkeypatch):
         Recipe.parse([RECIPES / "xpool.yaml"], [features, OVERLAYS["frozen"]]).check()
 
 
-def test_a_run_with_lora_reports_its_parameters_and_its_checkpoint_gives_the_same_results(msrvtt, tmp_path, capsys):
+def test_a_run_with_lora_reports_its_parameters_and_keeps_the_options_of_its_scores(msrvtt, tmp_path, capsys):
     options = small_run(msrvtt, tmp_path, "--config=tuning/lora", "--trainer.max_epochs=1")
     assert main(["fit", *options, "--estimate"]) == 0
     assert main(["fit", *options]) == 0
@@ -235,12 +234,7 @@ def test_a_run_with_lora_reports_its_parameters_and_its_checkpoint_gives_the_sam
     parameters = re.search(r"parameters: ([\d.]+) million trained, ([\d.]+) million frozen", shown)
     assert 0 < float(parameters[1]) < float(parameters[2])
     assert f"; {parameters[1]} M trainable and {parameters[2]} M frozen parameters, untrained: " in shown
-    (run,) = tmp_path.glob("clip4clip-msrvtt/version_0")
-    checkpoint = run / "checkpoints" / "last.ckpt"
-    assert main(["test", f"--ckpt_path={checkpoint}"]) == 0
-    files = [run / "results.json", *run.glob("test/*/results.json")]
-    results = [json.loads(file.read_text())["text_to_video"] for file in files]
-    assert results[0] == results[1]
+    checkpoint = tmp_path / "clip4clip-msrvtt" / "version_0" / "checkpoints" / "last.ckpt"
     with pytest.raises(CheckpointError, match="given ones change its scores"):
         Recipe.parse([], ["--model.init_args.tuning.init_args.alpha=1"], checkpoint)
 
