@@ -7,8 +7,6 @@ from parity.case import load_case
 from parity.restated import Sizes, block_names, layer_norm, linear, random_clip
 from transformers import CLIPConfig, CLIPModel
 
-from tvr_lightning.encoders import ClipEncoder
-
 CASES = Path(__file__).parents[1] / "parity_cases"
 VOCABULARY = 49408
 D, F = 64, 12
@@ -87,14 +85,3 @@ def pooling(family, clip, frames=F):
     if family != "xpool":
         tensors["stochastic.std_branch.learnable_scalar"] = torch.full((1,), torch.nan)  # never initialized
     return tensors | ({"stochastic.alpha": torch.tensor(0.4)} if family == "gaid" else {})
-
-
-def of_vit_b_32(family):
-    """Return a checkpoint with random weights and the sizes of ViT-B/32."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        clip = ClipEncoder("ViT-B-32-quickgelu", weights="none").state_dict()
-    tensors = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in clip.items()}
-    own = {name: tensor.shape for name, tensor in stand_in(family).items() if not name.startswith("clip.")}
-    tensors |= random({name: [{D: 512, 4 * D: 2048, 40: 77}.get(n, n) for n in shape] for name, shape in own.items()})
-    return tensors | {"clip.logit_scale": torch.tensor(4.6)}

@@ -122,6 +122,8 @@ MOVED = {LN: torch.zeros(32), "frame_position": torch.zeros(1), "frame_position_
         ("tcmgc", {}, {"words": 3}, r"file: keep_rate 1.0 keeps all 3 slots, .* nothing to fuse"),
         ("tcmgc", {"attentive_word_logit_weight": None}, {}, "attentive_word_logit_weight is missing"),
         ("tmass", {}, {"frames": 12}, "for 5 frames, not for 12 frames"),
+        ("xclip_meanP", {}, {"words": 32, "frames": 12},
+         r"for 12 words and 6 frames, not for 32 words and 12 frames\. Pass --words 12"),
         ("tmass", {}, {"words": 12}, "positions for 11 words"),
         ("tmass", {LAYER: None}, {}, r"in_proj_weight is missing self_attn\.k_proj"),
         ("tmass", {"clip.text_model.extra": torch.zeros(1)}, {}, r"1 unexpected: clip\.text_model\.extra"),
@@ -135,6 +137,31 @@ MOVED = {LN: torch.zeros(32), "frame_position": torch.zeros(1), "frame_position_
 def test_tensors_and_options_that_do_not_fit_are_named(name, changes, options, message):
     with pytest.raises(UserError, match=message):
         imported(name, changes, **options)
+
+
+@pytest.mark.parametrize("temporal", [True, False])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_drl_may_have_one_to_three_layers_per_weight_and_no_temporal_transformer(layers, temporal):
+    clip = tensors_of("clip4clip_seqTransf")
+    clip = {name: tensor for name, tensor in clip.items() if temporal or not name.startswith("transformerClip.")}
+    names = ["0.", "2.", "4."][:layers] if layers > 1 else [""]
+    for side in ("text", "video"):
+        for name in names:
+            outputs = 1 if name == names[-1] else 64
+            clip[f"{side}_weight_fc.{name}weight"] = torch.randn(outputs, 64)
+            clip[f"{side}_weight_fc.{name}bias"] = torch.randn(outputs)
+    module = import_checkpoint(clip, "file", words=12, frames=6)
+    assert (module.temporal is not None) is temporal
+    network = module.head.word_weights if layers == 1 else module.head.word_weights[-1]
+    assert torch.equal(network.weight, clip[f"text_weight_fc.{names[-1]}weight"])
+
+
+def test_gare_may_have_no_temporal_transformer():
+    checkpoint = tensors_of("gare")
+    msvd = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("transformerClip.")}
+    module = import_checkpoint(msvd, "file", words=12, frames=6)
+    assert module.temporal is None
+    assert torch.equal(module.head.psi.q_proj.weight, msvd["psi.layers.0.cross_attn.q_proj.weight"])
 
 
 def test_words_and_frames_up_to_the_positions_and_matrices_fit():
