@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from metric_rows import BlockSource
-from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -19,7 +18,6 @@ from tvr_lightning.evaluation.normalization import (
     normalize_scores,
 )
 from tvr_lightning.evaluation.sources import AdjustedSource, MatrixSource, best_of_gallery, gallery_logsumexp
-from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 
 
 def scores(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -90,7 +88,7 @@ def numpy_ranks(normalizer: Normalizer, scores: np.ndarray, bank: np.ndarray) ->
             keys = np.log(np.abs(scores)) + scaled - logsumexp(scaled, 0)
     elif isinstance(normalizer, QueryBankNorm):
         keys = normalizer.beta * scores - logsumexp(normalizer.beta * bank, 0)
-        chosen = np.isin(scores.argmax(1), bank.argmax(1))
+        chosen = np.isin(scores.argmax(1), bank.argsort(1)[:, -normalizer.k :])
         keys = np.where(chosen[:, None], keys, scores)
     else:
         logits = bank / normalizer.temperature
@@ -112,7 +110,7 @@ def test_ranks_equal_plain_numpy_in_log_space_at_every_scale(precision, scale, s
         similarity, bank = ((scale * change(scores(40, 40, seed))).to(precision) for seed in (0, 1))
         for normalizer in (
             DualSoftmax(100 * sharpness / scale),
-            QueryBankNorm(20 * sharpness / scale),
+            QueryBankNorm(20 * sharpness / scale, k=2),
             SinkhornBias(0.01 * scale / sharpness),
         ):
             banks = (bank, bank.T) if normalizer.needs_bank else ()
@@ -134,41 +132,6 @@ def test_logits_of_a_released_model_are_ranked_in_log_space(test_data):
         row = {name: value for name, value in found.text_to_video.items() if name in expected}
         assert row == pytest.approx(expected, abs=0.05)
         assert LOGITS in found.warnings
-
-
-def test_options_of_dual_softmax_and_query_bank_norm_have_an_effect():
-    similarity, bank = scores(40, 25), scores(50, 25, seed=1)
-    mild, sharp = (normalize_scores(DualSoftmax(t), similarity) / similarity for t in (1.0, 50.0))
-    assert sharp.max(0).values.min() > mild.max(0).values.max()
-    torch.testing.assert_close(mild.sum(0), torch.ones(25, dtype=torch.float64))
-    options = {}, {"k": 25}
-    banked = [normalize_scores(QueryBankNorm(**one), similarity, bank) for one in options]
-    plain, many = (int((each != similarity).any(1).sum()) for each in banked)
-    assert plain < many == 40
-    assert not torch.allclose(banked[1], normalize_scores(QueryBankNorm(1.0, k=25), similarity, bank))
-
-
-def unit_vectors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    names = ("text", "video", "queue_text", "queue_video")
-    return {name: normalize(tensors[f"input.{name}_embedding"].double(), dim=-1) for name in names}
-
-
-@pytest.mark.parametrize("marginals", ["uniform", "count"])
-@pytest.mark.parametrize("queries", ["oracle", "train"])
-def test_sinkhorn_biases_of_several_captions_equal_the_equations(parity_cases, queries, marginals):
-    tensors = load_file(parity_cases / "ncl_multi_caption.safetensors")
-    owner, similarity, unit = tensors["input.caption_video"], tensors["expected.cosine"], unit_vectors(tensors)
-    counts, ones = torch.bincount(owner).double(), torch.ones(len(owner), dtype=torch.float64)
-    banks = unit["queue_text"] @ unit["video"].T, unit["queue_video"] @ unit["text"].T
-    normalizer = SinkhornBias(0.05, queries, marginals=marginals)
-    forward = normalize_scores(normalizer, similarity, banks[0], "text-to-video", ones, counts)
-    backward = normalize_scores(normalizer, similarity.T, banks[1], "video-to-text", counts, ones)
-    prefix = f"expected.{'queue' if queries == 'train' else 'oracle'}.{marginals}.iterations_4"
-    torch.testing.assert_close(forward - similarity, tensors[f"{prefix}.video_bias"].expand_as(forward))
-    torch.testing.assert_close(backward - similarity.T, tensors[f"{prefix}.text_bias"].expand_as(backward))
-    ranks = text_to_video_ranks(forward, owner), video_to_text_ranks(backward.T, owner)
-    assert (ranks[0].better + 1).tolist() == tensors[f"{prefix}.rank_t2v"].tolist()
-    assert (ranks[1].better + 1).tolist() == tensors[f"{prefix}.rank_v2t"].tolist()
 
 
 @pytest.mark.parametrize("blocks", [(1, 1), (4, 5), (100, 3)])
@@ -214,14 +177,6 @@ SINKHORN = "Sinkhorn ({}, 4 iterations, {} marginals)"
 )
 def test_a_normalizer_declares_whether_it_uses_the_test_set_or_a_bank(normalizer, name, transductive, needs_bank):
     assert (normalizer.name, normalizer.transductive, normalizer.needs_bank) == (name, transductive, needs_bank)
-
-
-@pytest.mark.parametrize("normalizer", [QueryBankNorm(), SinkhornBias(0.01)], ids=lambda n: n.name)
-def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_transductive(normalizer):
-    similarity, bank = scores(30, 12), scores(20, 12, seed=1)
-    together = normalize_scores(normalizer, similarity, bank)
-    for i in range(0, 30, 7):
-        torch.testing.assert_close(normalize_scores(normalizer, similarity[[i]], bank)[0], together[i])
 
 
 @pytest.mark.parametrize(
