@@ -7,7 +7,7 @@ from metric_rows import BlockSource, text_features, video_features
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
-from tvr_lightning.evaluation.balance import balance, error_rates, matching_share, retrieval_mass
+from tvr_lightning.evaluation.balance import balance, error_rates
 from tvr_lightning.evaluation.evaluator import Evaluator
 from tvr_lightning.evaluation.normalization import Bank, SinkhornBias
 from tvr_lightning.evaluation.results import captions, results_of
@@ -28,20 +28,6 @@ def hubs(count=60, seed=0):
     return normalize(texts, dim=-1), normalize(videos, dim=-1)
 
 
-def test_probabilities_add_up_over_queries_and_blocks():
-    texts, videos = hubs(17)
-    matrix = texts @ videos[:11].T
-    mass = retrieval_mass(BlockSource(matrix), GAMMA)
-    torch.testing.assert_close(mass, (matrix.double() / GAMMA).softmax(1).sum(0))
-    assert mass.sum().item() == pytest.approx(17)
-
-
-def test_the_matching_share_counts_matching_queries_only():
-    owner, videos = torch.tensor([0, 0, 0, 2, 1, 1]), torch.arange(3)
-    assert matching_share(owner, videos).tolist() == [3, 2, 1]  # videos as the gallery
-    assert matching_share(videos, owner) == pytest.approx(torch.tensor([1 / 3, 1 / 3, 1 / 3, 1, 0.5, 0.5]))
-
-
 def test_the_share_of_an_item_follows_from_its_matching_queries():
     """Both directions of videos with one to three captions, in NumPy."""
     owner = torch.tensor([0, 0, 0, 1, 2, 2])
@@ -51,7 +37,7 @@ def test_the_share_of_an_item_follows_from_its_matching_queries():
         share = (matches / matches.sum(1, keepdims=True)).sum(0)
         odds = np.exp(matrix.numpy() / GAMMA - matrix.numpy().max() / GAMMA)
         mass = (odds / odds.sum(1, keepdims=True)).sum(0)
-        found = balance(BlockSource(matrix), GAMMA, queries, items)
+        found = balance(BlockSource(matrix, 2, 2), GAMMA, queries, items)
         assert found.error == pytest.approx(np.abs(share - mass).mean())
         edges, counts = found.rates["edges"].numpy(), found.rates["items"].tolist()
         assert counts == np.histogram(mass / share, [*edges, np.inf])[0].tolist()
