@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from broken_videos import cut_off
-from child_processes import fork
+from child_processes import fork, until
 from small_run import small_run
 
 from tvr_lightning.cli import main
@@ -118,9 +117,7 @@ def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
     out = tmp_path / "killed"
     running = ended(fork(compress, originals, out))
     manifest, unfinished = out / "msrvtt" / MANIFEST, out / "msrvtt" / "videos" / "video99.mp4.writing"
-    while not manifest.is_file() or manifest.read_bytes().count(b".mp4") < 6:
-        assert running.is_alive()
-        time.sleep(0.01)
+    until(lambda: manifest.is_file() and manifest.read_bytes().count(b".mp4") > 5)
     running.kill()
     running.join()
     with manifest.open("ab") as file:

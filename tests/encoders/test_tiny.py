@@ -3,7 +3,6 @@
 import re
 import shutil
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,10 +38,6 @@ def test_weights_can_come_from_a_run(tmp_path):
         TinyClipEncoder(image_size=50)
     with pytest.raises(ValueError, match="does not fit"):
         TinyClipEncoder(width=64, image_size=32, vision_layers=2, trained_in=path)
-    for content in (Path(path).read_bytes()[:-200], b"", b"not a checkpoint"):
-        (tmp_path / "cut.ckpt").write_bytes(content)
-        with pytest.raises(UserError, match=r"cut\.ckpt cannot be read as weights"):
-            TinyClipEncoder(width=64, image_size=32, vision_layers=1, trained_in=str(tmp_path / "cut.ckpt"))
     with pytest.raises(UserError, match="there is no checkpoint"):
         TinyClipEncoder(width=64, trained_in=str(tmp_path / "absent.ckpt"))
 

@@ -131,12 +131,13 @@ def test_code_in_a_file_of_weights_does_not_run(tmp_path):
 def test_damaged_and_other_files_are_refused(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\x00")
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04 cut short")
+    (tmp_path / "empty.pt").touch()
     torch.save([torch.ones(2)], tmp_path / "list.pt")
     (tmp_path / "captions.csv").write_text("key,video\n")
     archive = bytearray((tmp_path / "list.pt").read_bytes())
     archive[archive.rfind(b"PK\x01\x02")] ^= 1  # in the zip file's table of contents
     (tmp_path / "flipped.pt").write_bytes(archive)
-    for name in ("cut.safetensors", "cut.pt", "captions.csv", "flipped.pt"):
+    for name in ("cut.safetensors", "cut.pt", "empty.pt", "captions.csv", "flipped.pt"):
         with pytest.raises(ValueError, match=rf"{name} cannot be read as weights \((?!.*weights_only)"):
             read_state_dict(tmp_path / name)
     with pytest.raises(ValueError, match=r"list\.pt contains a list"):

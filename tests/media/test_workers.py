@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from child_processes import until
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.media.workers import batches_of, undisturbed
@@ -64,10 +65,7 @@ def test_no_worker_outlives_a_killed_process(tmp_path, ended):
     assert int(blocked, 16) >> (signal.SIGINT - 1) & 1, "Ctrl+C interrupts the server of the workers"
     process.kill()
     process.wait()
-    until = time.monotonic() + 60
-    while any(runs(each) for each in started):
-        assert time.monotonic() < until, "workers still exist after a minute"
-        time.sleep(0.05)
+    until(lambda: not any(runs(each) for each in started), 60)
 
 
 def test_an_interruption_waits_until_the_workers_have_started():
