@@ -1,5 +1,7 @@
-"""The data module that all datasets share: splits, samples, orders, workers and processes."""
+"""The data module that all datasets share: splits, samples, orders, workers, processes, and options."""
 
+import inspect
+import json
 import multiprocessing
 import re
 import shutil
@@ -10,8 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+import tvr_lightning.data as datasets
 from tvr_lightning.cli import main
-from tvr_lightning.data import MSRVTT, MSVD
+from tvr_lightning.config.recipe import data_from_recipe
+from tvr_lightning.config.recipe_files import RECIPES, read_recipe
+from tvr_lightning.data import MSRVTT, MSVD, TextVideoDataModule
 from tvr_lightning.data.batch import TextBatch, VideoBatch
 from tvr_lightning.data.records import SYNTHETIC, AnnotationError
 from tvr_lightning.errors import MissingAssetError, UserError
@@ -282,3 +287,48 @@ def test_an_official_validation_split_must_not_share_videos(synthetic, tmp_path)
         with pytest.raises(AnnotationError, match=rf"{one} and {other}: 1 video is in both \({shared}\)"):
             MSVD(root=str(tmp_path)).setup("fit")
         (lists / f"{one}_list.txt").write_text(ids[one])
+
+
+DATASETS = ["ActivityNet", "Charades", "DiDeMo", "VideoFolder", "LSMDC", "MSRVTT", "MSRVTTQA", "MSVD", "VATEX"]
+OVERLAYS = sorted((RECIPES / "data").glob("*.yaml"))
+# A change of class keeps arguments of the same name, so an overlay must set every argument that depends on the
+# dataset, and none of those that depend on the method or on the machine.
+OF_THE_DATASET = {"split", "frames", "words", "captions_per_epoch", "holdout", "max_train_videos"}
+
+
+def arguments(kind: type) -> set[str]:
+    """Arguments that a class declares itself."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+SHARED = arguments(TextVideoDataModule)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_hyperparameters_are_complete_and_those_of_the_recipe(name):
+    in_python = getattr(datasets, name)(seed=3, batch_size=7)
+    options = {"class_path": name, "init_args": {"seed": 3, "batch_size": 7}}
+    by_recipe = data_from_recipe([json.dumps({"data": options})])
+    assert set(in_python.hparams) >= SHARED
+    assert (in_python.hparams["seed"], in_python.batch_size) == (3, 7)
+    assert all(isinstance(value, str | int | float | None) for value in in_python.hparams.values())
+    assert dict(in_python.hparams) == {k: v for k, v in by_recipe.hparams.items() if not k.startswith("_")}
+
+
+def test_questions_do_not_take_extra_captions():
+    with pytest.raises(ValueError, match="Unset extra_captions"):
+        datasets.MSRVTTQA(extra_captions="captions.parquet")
+
+
+def test_overlays_set_the_options_of_their_dataset_only():
+    names = []
+    for overlay in OVERLAYS:
+        recipe = read_recipe(overlay)
+        assert set(recipe) == {"data"}
+        settings = recipe["data"]["init_args"]
+        names.append(recipe["data"]["class_path"])
+        kind = getattr(datasets, names[-1])
+        assert set(settings) == OF_THE_DATASET | (arguments(kind) - SHARED)
+        assert kind(**settings).directory == overlay.stem
+    assert sorted([*names, "MSRVTTQA"]) == sorted(DATASETS)
