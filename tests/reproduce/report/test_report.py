@@ -356,16 +356,30 @@ def test_two_processes_do_not_write_one_report(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--tables_only"]) == 0
 
 
-def test_missing_values_are_dashes_and_a_damaged_file_is_named(tmp_path, capsys):
+def test_missing_values_are_dashes(tmp_path):
     run, _ = folder_of_scores(tmp_path / "a", np.eye(20))
     file = tmp_path / "a" / "results.json"
     file.write_text(file.read_text().replace('"R@5": 100.0', '"R@5": NaN'))
     assert main(["report", str(tmp_path / "a"), "--tables_only"]) == 0
     assert "<td>-</td>" in (page := page_of(tmp_path / "a", run))
     assert "None" not in page
-    file.write_text("{")
-    assert main(["report", str(tmp_path), "--tables_only"]) == 2
-    assert "results.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["results.json", "ranks.parquet", "metrics.csv"])
+def test_a_damaged_file_of_a_run_is_named(finished_run, tmp_path, name):
+    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
+    for content in (b"", b"hello\n", b"1,2\n3,4,5\n", bytes(range(128, 256))):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name} is damaged \("):
+            read_curves(*read_runs(tmp_path))
+
+
+def test_a_run_without_ranks_has_a_page_without_figures(finished_run, tmp_path, capsys):
+    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "ranks.parquet").unlink()
+    assert main(["report", str(tmp_path)]) == 0
+    assert "figures need ranks" in capsys.readouterr().out
+    assert page_of(tmp_path, *read_runs(tmp_path))
 
 
 def test_logging_the_geometry_of_increments_does_not_change_the_training(finished, run, root, tmp_path):

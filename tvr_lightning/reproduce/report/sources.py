@@ -7,7 +7,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -69,6 +70,16 @@ class ReportedRun:
         return {str(name): str(value) for name, value in flat if not str(name).endswith(folders)}
 
 
+@contextmanager
+def undamaged(file: Path, then: str) -> Iterator[None]:
+    """Raise a UserError with what to do if the content of a run's file cannot be read."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:  # the base of the errors of json, pandas, and pyarrow
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{file} is damaged ({reason}). Delete it, {then}.") from error
+
+
 @lru_cache(maxsize=256)
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
@@ -79,7 +90,8 @@ def read_curves(run: ReportedRun) -> dict[str, pd.Series]:
     """Return each logged metric of a run over the optimizer steps; empty if it did not train or its log is missing."""
     if run.log is None or not run.log.is_file():
         return {}
-    steps = pd.read_csv(run.log).groupby("step").last()  # of each metric
+    with undamaged(run.log, "and the report omits the curves"):
+        steps = pd.read_csv(run.log).groupby("step").last()  # of each metric
     return {str(name): values.dropna() for name, values in steps.items() if name != "epoch"}
 
 
@@ -126,15 +138,16 @@ def read_runs(directory: Path) -> list[ReportedRun]:
 def run_of_results(file: Path, directory: Path) -> ReportedRun | None:
     """Return the run of a results.json in a folder of runs; None if the file is not from a run."""
     folder = file.parent
-    try:
+    with undamaged(file, "or test the checkpoint again"):
         results = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}). Delete it, or test the checkpoint again.") from error
     if not isinstance(results, dict) or not {"config", "dataset", "environment"} <= set(results):
         return None
     name = str(folder.relative_to(directory)) if folder != directory else directory.absolute().name
     ranks, log = folder / RANKS, folder / METRICS
-    queries = pd.read_parquet(ranks, columns=["query", "video"]).to_numpy().tolist() if ranks.is_file() else name
+    queries: object = name
+    if ranks.is_file():
+        with undamaged(ranks, "and the report omits intervals and figures"):
+            queries = pd.read_parquet(ranks, columns=["query", "video"]).to_numpy().tolist()
     planned: dict[str, Any] = {
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,
         "fingerprints": {"data": digest(queries)}, "configs": [],

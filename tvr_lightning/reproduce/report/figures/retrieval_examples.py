@@ -115,7 +115,7 @@ def comparisons(
     """
     groups: dict[tuple[str, tuple[int, ...]], list[ReportedRun]] = {}
     for run in all_runs:
-        if "failures.query" in arrays.get(run.key, {}):
+        if run.ranks.is_file() and "failures.query" in arrays.get(run.key, {}):
             ranks, _ = read_ranks(run, "text_to_video")
             groups.setdefault((run.data, tuple(ranks.index.tolist())), []).append(run)
     compared = [(index, runs) for (_, index), runs in groups.items() if len(runs) > 1]
