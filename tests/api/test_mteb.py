@@ -11,7 +11,7 @@ import torch
 from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
 from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
 from search_parts import save_checkpoint, save_method, write_clip
-from tiny_xclip import XCLIP, save_tiny_xclip
+from tiny_transformers import XCLIP, save_tiny_xclip
 
 import tvr_lightning
 from tvr_lightning.api.mteb import EmbeddingModel, PairwiseModel

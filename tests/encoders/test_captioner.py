@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from child_processes import fork
-from tiny_captioner import save_tiny_captioner
-from tiny_transformers import WORDS
+from tiny_transformers import WORDS, save_tiny_captioner
 
 from tvr_lightning.cli import main
 from tvr_lightning.data import MSRVTT

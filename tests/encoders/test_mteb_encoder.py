@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from search_parts import write_clip
-from tiny_captioner import save_tiny_captioner
-from tiny_xclip import XCLIP, save_tiny_xclip
+from tiny_transformers import XCLIP, save_tiny_captioner, save_tiny_xclip
 
 from tvr_lightning.config.recipe_files import RECIPES, read_recipe
 from tvr_lightning.data import VideoFolder

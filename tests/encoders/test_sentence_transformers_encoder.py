@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from encoders.parts import random_media
-from tiny_captioner import save_tiny_captioner
-from tiny_transformers import captions_tokenizer
+from tiny_transformers import captions_tokenizer, save_tiny_captioner
 
 from tvr_lightning.encoders import LoRA, MissingWeightsError, SentenceTransformersEncoder
 from tvr_lightning.errors import UserError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_video_embedder import save_tiny_embedder
+from tiny_transformers import save_tiny_embedder
 
 from tvr_lightning.cli import main
 from tvr_lightning.data.batch import Media

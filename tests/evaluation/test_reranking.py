@@ -11,7 +11,7 @@ import pytest
 import torch
 from metric_rows import text_features
 from search_parts import write_clip
-from tiny_qwen3_vl import save_tiny_reranker
+from tiny_transformers import save_tiny_reranker
 
 from tvr_lightning.audit.run import audit_method
 from tvr_lightning.data import MSRVTT
