@@ -1,4 +1,4 @@
-"""Metrics compared with torchmetrics and with expectations over ties, under torchmetrics' own rules."""
+"""Metrics compared with plain restatements, torchmetrics, and expectations over ties, under torchmetrics' own rules."""
 
 import itertools
 import math
@@ -56,6 +56,19 @@ def computed(metric, *batches):
     for batch in batches:
         metric.update(*batch)
     return metric.compute()
+
+
+@pytest.mark.parametrize("queries", [1, 2, 31, 32])
+def test_metrics_equal_a_plain_restatement(queries):
+    scores, match = torch.randn(queries, 50, generator=torch.Generator().manual_seed(queries)), torch.arange(queries)
+    columns = scores[:, :queries].T  # the videos that have a text
+    for direction, rows in zip(BOTH, (scores, columns), strict=True):
+        ranks = [sorted(row, reverse=True).index(row[i]) + 1 for i, row in enumerate(rows.tolist())]
+        for k in (1, 5, 50):
+            expected = pytest.approx(100 * sum(rank <= k for rank in ranks) / queries)
+            assert computed(RetrievalRecall(k, direction), (scores, match)).item() == expected
+        assert computed(MedianRank(direction), (scores, match)).item() == statistics.median(ranks)
+        assert computed(MeanRank(direction), (scores, match)).item() == pytest.approx(statistics.mean(ranks))
 
 
 @pytest.mark.parametrize("direction", BOTH)
