@@ -25,11 +25,6 @@ def benchmark():
 
 
 @pytest.fixture(scope="module")
-def settings(benchmark):
-    return benchmark("mechanisms_settings")
-
-
-@pytest.fixture(scope="module")
 def claims(benchmark):
     return benchmark("mechanisms_claims")
 
@@ -51,8 +46,9 @@ def part(setting, name):
         ("lower words", 2, ["train sentences", "train frames"], "train words", 1),
     ],
 )
-def test_a_factor_changes_only_its_share_of_one_part(settings, name, strength, equal, changed, share):
-    factor, control = (settings.make_setting(name, 3, each, 1024) for each in (strength, 0))
+def test_a_factor_changes_only_its_share_of_one_part(benchmark, name, strength, equal, changed, share):
+    make_setting = benchmark("mechanisms_settings").make_setting
+    factor, control = (make_setting(name, 3, each, 1024) for each in (strength, 0))
     for name_of_part in equal:
         assert torch.equal(part(factor, name_of_part), part(control, name_of_part)), name_of_part
     moved = (part(factor, changed) - part(control, changed)).abs().amax(-1) > 1e-5
@@ -160,8 +156,8 @@ def test_the_grid_is_extended_until_the_best_rate_is_inside(benchmark, claims, b
 
 
 @pytest.mark.slow
-def test_outcomes_have_all_readings_that_the_claims_use(benchmark, settings, claims):
-    heads, tried = benchmark("mechanisms_heads"), set()
+def test_outcomes_have_all_readings_that_the_claims_use(benchmark, claims):
+    heads, settings, tried = benchmark("mechanisms_heads"), benchmark("mechanisms_settings"), set()
     size = claims.Size(pairs=settings.BATCH, queue=settings.BATCH, epochs=1)
     for trial in (*claims.CLAIMS, *claims.LEAKS, *claims.DEVIATIONS):
         for arm in trial.arms:

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from run_cards import RECIPES, plan_of
+from run_cards import RECIPES, TINY, plan_of
 
 from tvr_lightning.cli.tables import reproduce as run_reproduce
 from tvr_lightning.config.recipe import from_recipe
@@ -25,12 +25,6 @@ trainer: {max_epochs: 1, limit_train_batches: 1, check_val_every_n_epoch: 1,
           log_every_n_steps: 1, accelerator: cpu}
 model: {init_args: {encoder: {init_args: {width: 64, image_size: 32, vision_layers: 1}}}}
 data: {init_args: {frames: 4, batch_size: 8, num_workers: 0, drop_last: false}}  # some rows set a batch of 128
-"""
-
-REAL = """
-trainer: {max_epochs: 1, limit_train_batches: 2, check_val_every_n_epoch: 1, log_every_n_steps: 1, accelerator: cpu}
-model: {init_args: {encoder: {class_path: TinyClipEncoder, init_args: {width: 64, vision_layers: 1}}}}
-data: {init_args: {on_corrupt: skip, frames: 4, batch_size: 8, num_workers: 0}}
 """
 
 
@@ -110,7 +104,8 @@ def test_a_real_recipe_runs_on_real_annotations_and_reports_missing_videos(test_
     # 15 of the 10,000 videos of MSR-VTT are there; the recipe is GARE's own but for the encoder's size.
     monkeypatch.setenv("TVR_DATA", str(test_data / "annotations"))
     overlay, out = tmp_path / "real.yaml", tmp_path / "out"
-    overlay.write_text(REAL)
+    short = TINY.replace("max_epochs: 1", "max_epochs: 1, limit_train_batches: 2")
+    overlay.write_text(short.replace("num_workers: 0", "num_workers: 0, on_corrupt: skip"))
     assert run_reproduce(["gare-1"], only="gare", out=out, recipes=RECIPES, overlay=overlay) == 0
     (card,) = read_cards(out / "cards").values()
     assert card.run["fixture_videos"] is None
