@@ -67,9 +67,11 @@ def kill_in_second_write() -> None:
     torch.save, AtomicCheckpointIO._write = half, counted
 
 
-def differences(found: dict, expected: dict) -> list[str]:
-    """List the differences in weights, optimizer, progress, random states, and callbacks of two checkpoints."""
-    keys = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops")
+TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch", "callbacks", "loops")
+
+
+def differences(found: dict, expected: dict, keys: tuple[str, ...] = TRAINED) -> list[str]:
+    """List the differences of two checkpoints: weights, optimizer, progress, random states, and callbacks."""
     found, expected = (dict(_values({key: saved[key] for key in keys}, "")) for saved in (found, expected))
     lines = [f"{name}: in one of them only" for name in found.keys() ^ expected.keys()]
     for name in found.keys() & expected.keys():

@@ -149,11 +149,8 @@ class Attempts:
         tables = [json.loads((run / "results.json").read_text()) for run in (found[0], whole)]
         for table in tables:
             del table["config"]["checkpoints"]
-            table["checkpoint"] = Path(table["checkpoint"]).name
-        for key in ("text_to_video", "video_to_text", "sum_of_recalls", "checkpoint", "config"):
-            if tables[0][key] != tables[1][key]:
-                lines.append(f"table: {key} {tables[0][key]}, expected {tables[1][key]}")
-        return lines
+        keys = ("text_to_video", "video_to_text", "sum_of_recalls", "checkpoint", "config")
+        return lines + differences(*tables, keys)
 
 
 if __name__ == "__main__":

@@ -128,16 +128,12 @@ def test_a_full_disk_is_reported_in_one_line(msrvtt, tmp_path, limit_files, caps
 
 LATER = {
     "index empty --weights none --architecture ViT-S-32-alt": "no videos in ",
-    "report empty": "empty contains no run cards and no results.json. Create runs with",
     "search dog --index empty": "empty contains no index. Create one with tvr index VIDEOS... --out empty",
     "data import msrvtt --from empty --root empty": "",
     "data show a.txt": "a.txt",
     "convert a.txt out.ckpt --method xpool": "a.txt",
-    "verify-released empty": "The papers' test videos are required.",
     "evaluate a.txt --ids a.txt": "a.txt",
     "caption --config data/msrvtt --out captions.csv": "out is captions.csv; it must be a .parquet file",
-    "published --paper gari": "No published row has paper 'gari'",
-    "index empty --ckpt_path a.txt --weights none": "--weights cannot be combined with --ckpt_path, since a checkpoint",
 }
 NOT_APPLICABLE = {
     "extract --config clip4clip --actors 1 --address auto": "--actors, --address can only be used with Ray.",
