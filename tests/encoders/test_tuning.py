@@ -37,7 +37,7 @@ from tvr_lightning.training.optim import OptimizerConfig, parameter_groups
 METHODS = method_recipes(RECIPES)
 SMALL = "--model.init_args.encoder.init_args.width=64"
 OVERLAYS = {path.stem: f"--config={path}" for path in sorted((RECIPES / "tuning").glob("*.yaml"))}
-del OVERLAYS["tempme"]  # for towers of at least 11 blocks (test_token_merging.py)
+del OVERLAYS["tempme"]  # for towers of at least 11 blocks (test_vision_towers.py)
 
 
 def method(tuning: Tuning | None, **options: object) -> XPool:
