@@ -10,7 +10,7 @@ from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.dpdv.method import DPDV, nonempty
 from tvr_lightning.methods.dpdv.model import caption_order, recover_frames, spot_frames, view_divergence
-from tvr_lightning.methods.dpdv.options import AveragePatches, Divergence, DPDVOptions, EveryPatch, PatchMerging
+from tvr_lightning.methods.dpdv.options import Divergence, DPDVOptions, EveryPatch
 from tvr_lightning.methods.dpdv.options import SelectedPatches as Selected
 from tvr_lightning.testing.contract import filled
 from tvr_lightning.training.losses import info_nce
@@ -30,8 +30,6 @@ ABLATIONS = [  # Tables 3 to 6 and S6 to S10
     {"original_loss": False, **NO_DIVERGENCE},
     {"original_loss": False, "spot_ratio": 2 / 3},
     {"recover_captions": 3},
-    {"patch_reduction": AveragePatches()},
-    {"patch_reduction": PatchMerging(ratio=0.0625)},
 ]
 
 
