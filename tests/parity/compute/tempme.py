@@ -1,5 +1,6 @@
 """Cases of TempMe: the merging vision tower with LoRA in both towers and mean pooling, in float64."""
 
+import pytest
 import torch
 from encoders.parts import openai_encoder
 from parity.compute.features import encode_case, first_pairs
@@ -42,12 +43,8 @@ def compute_tempme(case):
     plain = {name: value for name, value in tensors.items() if "TVPt" not in name}
     encoder = openai_encoder(plain, token_merging=options_of(config), heads=config["heads"])
     rank = config["lora_dim"]
-    method = CLIP4Clip(
-        encoder,
-        words=config["words"],
-        frames=config["max_frames"],
-        tuning=LoRA(rank, float(rank), ("query", "key", "value"), shared=True),
-    ).double()
+    tuning = LoRA(rank, float(rank), ("query", "key", "value"), shared=True)
+    method = CLIP4Clip(encoder, words=config["words"], frames=config["max_frames"], tuning=tuning).double()
     state = {ours(name): value.double() for name, value in tensors.items() if name != "logit_scale"}
     own = encoder.clip.state_dict()
     state = {name: value.reshape(own[name].shape) for name, value in state.items()}
@@ -66,11 +63,9 @@ def compute_tempme(case):
         choices.append(plain_match(*arguments))
         return choices[-1]
 
-    token_merging.match = match
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_merging, "match", match)
         text, video = encode_case(case, encoder)
-    finally:
-        token_merging.match = plain_match
     pooled = masked_mean(torch.nn.functional.normalize(video.frames, dim=-1), video.frame_mask)
     similarity = method.score(text, video).similarity
     loss = method.losses(first_pairs(text, video))["info_nce"]
