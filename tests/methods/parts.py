@@ -2,27 +2,15 @@
 
 import functools
 import json
-from functools import partial
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import torch
 
 from tvr_lightning.cli import main
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
-from tvr_lightning.methods import DRL, GAID, GARE, TCMGC, TMASS, XCLIP, CLIP4Clip, UCoFiA, XPool
-from tvr_lightning.methods.clip4clip import CLIP4ClipOptions
-from tvr_lightning.methods.dpdv.method import DPDV
 from tvr_lightning.methods.dpdv.model import Captions
-from tvr_lightning.methods.dpdv.options import DPDVOptions
-from tvr_lightning.methods.drl import DRLOptions
-from tvr_lightning.methods.gaid.options import GAIDOptions
-from tvr_lightning.methods.gare.options import GAREOptions
-from tvr_lightning.methods.tcmgc.options import TCMGCOptions
-from tvr_lightning.methods.tmass import TMASSOptions
-from tvr_lightning.methods.ucofia import UCoFiAOptions
-from tvr_lightning.methods.xclip import XCLIPOptions
-from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.pairwise import DensePairVectors, PairVectors
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -39,16 +27,14 @@ def encoder(dtype=torch.float32):
         return TinyClipEncoder(width=WIDTH, **sizes).to(dtype)
 
 
-OPTIONS = {
-    CLIP4Clip: CLIP4ClipOptions, XCLIP: XCLIPOptions, DRL: DRLOptions, XPool: XPoolOptions, TMASS: TMASSOptions,
-    TCMGC: partial(TCMGCOptions, keep_rate=0.5), UCoFiA: UCoFiAOptions, GARE: GAREOptions, GAID: GAIDOptions,
-    DPDV: partial(DPDVOptions, captions=3),
-}  # fmt: skip
+DEFAULTS = {"tcmgc": {"keep_rate": 0.5}, "dpdv": {"captions": 3}}
 
 
 def build(kind, options, dtype=torch.double):
     torch.manual_seed(0)
-    section = {kind.__name__.lower(): OPTIONS[kind](**options)}
+    name = kind.__name__.lower()
+    options_class, _ = get_args(get_type_hints(kind.__init__)[name])  # or None
+    section = {name: options_class(**DEFAULTS.get(name, {}) | options)}
     method = kind(encoder(dtype), words=WORDS, frames=FRAMES, **section).to(dtype)
     torch.manual_seed(1)
     own = [p for name, p in method.named_parameters() if name.startswith(("head.", "cross.")) and p.requires_grad]

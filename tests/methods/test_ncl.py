@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from methods.parts import FRAMES, OPTIONS, SMALL, WIDTH, WORDS, encoder, features, paired, run
+from methods.parts import FRAMES, SMALL, WIDTH, WORDS, encoder, features, paired, run
 from parity.case import load_case
 from parity.check import check_case
 
@@ -14,6 +14,7 @@ from tvr_lightning.layers.sinkhorn import sinkhorn_biases, sinkhorn_log_weights
 from tvr_lightning.methods import DRL, GARE, NCL, TCMGC, XCLIP, CLIP4Clip
 from tvr_lightning.methods.contrast import EmptyQueueError
 from tvr_lightning.methods.ncl.model import normalized_logits
+from tvr_lightning.methods.tcmgc.options import TCMGCOptions
 from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 from tvr_lightning.training.losses import info_nce
@@ -21,7 +22,7 @@ from tvr_lightning.training.losses import info_nce
 
 def method(base=CLIP4Clip, evaluation=None, **options):
     torch.manual_seed(0)
-    section = {base.__name__.lower(): OPTIONS[base]()} if base in OPTIONS else {}
+    section = {"tcmgc": TCMGCOptions(keep_rate=0.5)} if base is TCMGC else {}
     return base(encoder(), evaluation=evaluation, words=WORDS, frames=FRAMES, contrast=NCL(**options), **section)
 
 
