@@ -1,10 +1,7 @@
 """UCoFiA's evaluation as released."""
 
-import dataclasses
-
 import torch
-from methods.parts import build
-from methods.parts import features as all_features
+from methods.parts import build, features
 
 from tvr_lightning.data.ground_truth import GroundTruth
 from tvr_lightning.evaluation.evaluator import Evaluator
@@ -20,16 +17,11 @@ def module(**options):
     return build(UCoFiA, {"temporal_layers": 1, **options}, torch.float32)
 
 
-def features(items=B, seed=0):
-    text, video = all_features(items, items, patches=P, seed=seed)
-    return text, dataclasses.replace(video, clip_frames=None)
-
-
 def test_evaluation_as_released_drops_a_matrix_draws_noise_and_does_not_change_training():
     options = {"patch_selection": PatchSelection(samples=10, sigma=1.0)}
     trained, released = module(**options), module(evaluate_as="released", **options)
     released.load_state_dict(trained.state_dict())
-    text, video = features()
+    text, video = features(B, B, patches=P)
     torch.manual_seed(0)
     seen = trained.encode_video(video)
     assert torch.equal(trained.score(text, seen).similarity, released.score(text, seen).similarity)
@@ -44,8 +36,8 @@ def test_evaluation_as_released_drops_a_matrix_draws_noise_and_does_not_change_t
 
 def test_evaluation_as_released_adds_the_mean_bias_of_the_alignments():
     made = module(evaluate_as="released").eval()
-    text, video = features()
-    queries, bank_video = features(items=9, seed=3)
+    text, video = features(B, B, patches=P)
+    queries, bank_video = features(9, 9, patches=P, seed=3)
     seen, bank = made.encode_video(video), Bank(queries, made.encode_video(bank_video))
     truth = GroundTruth(torch.arange(B), B, "synthetic", "test", "pairs")
     scale = made.temperature().detach()

@@ -108,22 +108,6 @@ def test_every_operation_gives_the_same_result_in_both_forms(parts, name, gradie
                 torch.testing.assert_close(pair[0].inner(fast), pair[1].inner(dense), rtol=1e-10, atol=1e-10)
 
 
-def test_layers_and_products_match_those_of_torch(parts):
-    mixed = torch.einsum("mknq,mkd->nmqd", parts["weights"], parts["frames"])
-    for form in FORMS:
-        made = attended(form, parts).linear(parts["linear"]).layer_norm(parts["norm"]).materialize()
-        torch.testing.assert_close(made, parts["norm"](parts["linear"](mixed)))
-    vectors = tail(PairVectors, parts)
-    whole = vectors.materialize()
-    assert whole.shape == (N, M, W, parts["frames"].shape[-1])
-    torch.testing.assert_close(vectors.dot(parts["words"]), torch.einsum("nmqd,ntd->mntq", whole, parts["words"]))
-    torch.testing.assert_close(
-        vectors.dot_frames(parts["frames"]), torch.einsum("nmqd,mfd->mfnq", whole, parts["frames"])
-    )
-    torch.testing.assert_close(vectors.norm(), whole.norm(dim=-1).transpose(0, 1))
-    torch.testing.assert_close(vectors.unit().norm(), torch.ones(M, N, W, dtype=torch.double))
-
-
 def test_gradients_agree_between_the_forms(parts):
     grads = []
     for form in FORMS:
