@@ -17,6 +17,7 @@ from tvr_lightning.runs.run import Run
 from tvr_lightning.training.checkpoints import CONVERTED, RECORD, CheckpointError
 
 LAMBDA = "model.init_args.tcmgc.similarity_aggregation.init_args.softmax_lambda"
+PROTOCOL = "1k-A, one caption per video"
 QUICK = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--model.init_args.evaluation.audit=0"]
 
 
@@ -65,8 +66,9 @@ def test_a_test_of_a_checkpoint_repeats_the_table_of_its_run(run, checkpoint, ca
     again = run / "test" / "version_0"
     assert {path.name for path in again.iterdir()} >= {"log.txt", "ranks.parquet", "run.md", "results.csv"}
     second = results(again)
-    for name in ("text_to_video", "video_to_text", "seed", "weights", "select_on"):
+    for name in ("text_to_video", "video_to_text", "seed", "weights", "select_on", "protocol"):
         assert second[name] == first[name]
+    assert first["protocol"] == f"{PROTOCOL}, trained on 9k"
     for section in ("model", "data"):
         assert second["config"][section]["init_args"] == first["config"][section]["init_args"]
     assert second["checkpoint"] == str(checkpoint)
@@ -156,7 +158,7 @@ def test_scores_without_weights_are_untrained_or_zero_shot(checkpoint, recipe, m
     (notice,) = [line for line in caplog.messages if "--ckpt_path" in line]
     assert notice.startswith("UNTRAINED weights")
     found = results(tmp_path / "runs")
-    assert (found["weights"]["kind"], found["select_on"]) == ("untrained", None)
+    assert (found["weights"]["kind"], found["select_on"], found["protocol"]) == ("untrained", None, PROTOCOL)
     shown = printed(capsys)
     assert "UNTRAINED weights" in shown
     assert "last step" not in shown
@@ -203,14 +205,6 @@ def test_classes_of_other_packages_are_built_only_if_the_user_names_them(saved, 
         Recipe.parse([], [], path)
     assert Recipe.parse(["{model: {class_path: colleagues.Mine}}"], [], path).build().model.title == "Mine"
     evaluate(tmp_path / "trusted", path, "--trust", "colleagues")
-
-
-def test_only_results_of_weights_with_a_known_training_set_name_it(run, finished_run, msrvtt, tmp_path):
-    trained, protocol = finished_run / "checkpoints" / "last.ckpt", "1k-A, one caption per video"
-    assert json.loads((run / "results.json").read_text())["protocol"] == f"{protocol}, trained on 9k"
-    assert evaluate(tmp_path / "tested", trained)["protocol"] == f"{protocol}, trained on 9k"
-    assert main(["test", *small_run(msrvtt, tmp_path / "untrained")]) == 0
-    assert results(tmp_path / "untrained")["protocol"] == protocol
 
 
 @pytest.mark.parametrize(
