@@ -6,7 +6,7 @@ from dataclasses import astuple
 import pytest
 import torch
 from encoders.parts import openai_encoder
-from parity.restated import Sizes, attention, norm, random_clip, with_mlp
+from parity.restated import Sizes, random_clip
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -173,9 +173,6 @@ def test_what_does_not_fit_is_refused(make, message):
         make()
 
 
-BLOCK = "clip.visual.transformer.resblocks"
-
-
 def neighbors(frame, token, step, frames):
     """Index of the frame from which the attention of `frame` takes the token at a position; the class token is 0."""
     if token >= 4 and (token - 4) % step == 0 and frame + 1 < frames:
@@ -185,25 +182,19 @@ def neighbors(frame, token, step, frames):
     return frame
 
 
-def restated(state, clip, layers, patch):
-    """Tokens (F, L, D) of one clip (F, 3, S, S), one head of width 64."""
-    tokens = []
-    for image in clip:
-        cells = torch.nn.functional.conv2d(image[None], state["clip.visual.conv1.weight"], stride=patch)[0]
-        cells = torch.cat([state["clip.visual.class_embedding"][None], cells.flatten(1).T])
-        tokens.append(norm(cells + state["clip.visual.positional_embedding"], state, "clip.visual.ln_pre"))
-    frames, length = len(tokens), len(tokens[0])
-    for n in range(layers):
-        name = f"{BLOCK}.{n}"
-        normed = [norm(x, state, f"{name}.ln_1") for x in tokens]
-        if n in (10, 11):
-            normed = [
-                torch.stack([normed[neighbors(i, token, length // 7, frames)][token] for token in range(length)])
-                for i in range(frames)
-            ]
-        for i, y in enumerate(normed):
-            tokens[i] = with_mlp(tokens[i] + attention(y, state, name), state, name)
-    return torch.stack([norm(x, state, "clip.visual.ln_post") @ state["clip.visual.proj"] for x in tokens])
+def restated(visual, clip):
+    """Tokens (F, L, D) of one clip (F, 3, S, S)."""
+    tokens = torch.cat([visual.class_embedding.expand(len(clip), 1, -1), visual.conv1(clip).flatten(2).mT], 1)
+    tokens = visual.ln_pre(tokens + visual.positional_embedding)
+    frames, length = tokens.shape[:2]
+    sources = [[neighbors(i, token, length // 7, frames) for token in range(length)] for i in range(frames)]
+    for number, block in enumerate(visual.transformer.resblocks):
+        normed = block.ln_1(tokens)
+        if number in (10, 11):
+            normed = normed[torch.tensor(sources), torch.arange(length)]
+        tokens = tokens + block.attn(normed, normed, normed, need_weights=False)[0]
+        tokens = tokens + block.mlp(block.ln_2(tokens))
+    return visual.ln_post(tokens) @ visual.proj
 
 
 def checkpoint(side, layers=12):
@@ -223,11 +214,11 @@ def test_the_last_blocks_shift_patches_as_defined(side, layers):
     clips = torch.randn(2, 4, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()  # padded frames are neighbors too
     shifting = encoder_of(state, patch_shift=True).encode_pixels(clips, mask, patches=True)
-    expected = torch.stack([restated(state, clip, layers, 4) for clip in clips])
+    plain = encoder_of(state)
+    expected = torch.stack([restated(plain.clip.visual, clip) for clip in clips])
     found = torch.cat([shifting.frames.unsqueeze(2), shifting.patches], 2)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    alone = encoder_of(state).encode_pixels(clips, mask)
-    assert (alone.frames - shifting.frames).abs().max() > 1e-3
+    assert (plain.encode_pixels(clips, mask).frames - shifting.frames).abs().max() > 1e-3
 
 
 def test_gradient_checkpointing_shifts_the_same_patches():

@@ -1,6 +1,5 @@
-"""A plain restatement of CLIP's blocks, with random weights of any sizes, and of the released optimizers."""
+"""Random weights of CLIPs of any sizes, and a plain restatement of the released optimizers."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -63,33 +62,6 @@ def random_clip(sizes):
         if name.endswith(".weight") and ".ln_" in name:
             tensors[name] += 1
     return tensors | {"clip.logit_scale": torch.tensor(2.5)}
-
-
-def norm(x, state, name):
-    centered = x - x.mean(-1, keepdim=True)
-    scaled = centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
-
-
-def affine(x, state, name):
-    return x @ state[f"{name}weight"].T + state[f"{name}bias"]
-
-
-def attention(x, state, name):
-    """Self-attention of one item (T, D), head by head."""
-    width = x.shape[-1]
-    q, k, v = affine(x, state, f"{name}.attn.in_proj_").split(width, -1)
-    heads = []
-    for start in range(0, width, 64):
-        part = slice(start, start + 64)
-        heads.append((q[:, part] @ k[:, part].T / math.sqrt(min(64, width))).softmax(-1) @ v[:, part])
-    return affine(torch.cat(heads, -1), state, f"{name}.attn.out_proj.")
-
-
-def with_mlp(x, state, name):
-    """Add the MLP of a block with QuickGELU."""
-    y = affine(norm(x, state, f"{name}.ln_2"), state, f"{name}.mlp.c_fc.")
-    return x + affine(y / (1 + (-1.702 * y).exp()), state, f"{name}.mlp.c_proj.")
 
 
 def released_step(kind, gradient, value, mean, square, group, step):
