@@ -181,10 +181,7 @@ def test_frozen_towers_have_no_dropout_and_fixed_batch_norms(models):
         assert (resnet.fingerprint() == weights) == (not trained), "statistics of batch norms do not change"
 
 
-def test_weights_and_options_that_do_not_fit_are_refused(models):
-    other = models("pe").removeprefix("local-dir:") + "/open_clip_model.safetensors"
-    with pytest.raises(ValueError, match=r"does not fit the architecture\. Tensors \d+ missing"):
-        ClipEncoder(models("siglip"), other)
+def test_more_positions_need_a_causal_text_transformer(models):
     for kind in ("siglip", "coca", "bert"):
         with pytest.raises(ValueError, match="needs a causal text transformer with more than 20 learned positions"):
             ClipEncoder(models(kind), "folder", positions=248)
