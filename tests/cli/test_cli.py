@@ -173,10 +173,9 @@ def test_predict_writes_the_best_videos_of_every_text(finished_run, msrvtt, tmp_
 
 
 def test_predict_takes_videos_whose_texts_are_not_read(synthetic, tmp_path):
-    few = ("--config=data/msvd", "--config=fixture", "--trainer.limit_predict_batches=1")
-    assert (
-        main(["predict", *small_run(synthetic("msvd", 8), tmp_path, *few, "--data.init_args.eval_batch_size=2")]) == 0
-    )
+    few = ("--trainer.limit_predict_batches=1", "--data.init_args.eval_batch_size=2")
+    options = small_run(synthetic("msvd", 8), tmp_path, "--config=data/msvd", "--config=fixture", *few)
+    assert main(["predict", *options]) == 0
     (path,) = tmp_path.glob("**/predictions.parquet")
     assert pd.read_parquet(path)["video_id"].nunique() == 2
 

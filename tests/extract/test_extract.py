@@ -251,9 +251,8 @@ def trained(data, encoder):
     """Losses of a short training of the heads."""
     losses = []
     seed_everything(0)
-    module = CLIP4Clip(
-        encoder, optimizer=OptimizerConfig(lr=1e-3), words=12, frames=3, clip4clip=CLIP4ClipOptions(SeqTransf(1))
-    )
+    head, optimizer = CLIP4ClipOptions(SeqTransf(1)), OptimizerConfig(lr=1e-3)
+    module = CLIP4Clip(encoder, optimizer=optimizer, words=12, frames=3, clip4clip=head)
     step = module.training_step
     module.training_step = lambda *given: losses.append(step(*given)) or losses[-1]
     quiet_trainer(max_epochs=1, limit_train_batches=6).fit(module, data)

@@ -175,9 +175,7 @@ def test_the_estimate_prints_what_a_run_needs_and_writes_nothing(msrvtt, tmp_pat
         ({"devices": 2}, 16, 16, 4, 4),
     ],
 )
-def test_limits_accumulation_and_validations_are_counted(
-    recipe, monkeypatch, options, batches, steps, epochs, validations
-):
+def test_limits_and_validations_are_counted(recipe, monkeypatch, options, batches, steps, epochs, validations):
     for name, value in options.items():
         monkeypatch.setitem(recipe.config.trainer, name, value)
     trainer = prepare(recipe)[2]

@@ -165,10 +165,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_previous_one(msrvtt, tm
         pytest.param("SIGKILL", FSDP2, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_one_of_two_processes_ends_both_and_the_run_resumes_exactly(
-    name, strategy, msrvtt, tmp_path, monkeypatch
-):
-    """The second process gets the signal; T-MASS draws noise in every step."""
+def test_a_signal_to_one_of_two_processes_ends_both(name, strategy, msrvtt, tmp_path, monkeypatch):
+    """The second process gets the signal, and the run resumes exactly; T-MASS draws noise in every step."""
     more = ("--data.init_args.batch_size=2", "--trainer.devices=2", f"--trainer.strategy={strategy}")
     more += ("--checkpoints.every_n_steps=2",) if name == "SIGKILL" else ()
     whole = options(msrvtt, tmp_path / "whole", "tmass", *more)
@@ -288,11 +286,7 @@ def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(copie
     more = (RESUME, "--model.init_args.optimizer.lr=0.002", "--trainer.max_epochs=1")
     with caplog.at_level("INFO"):
         assert main(["fit", *small_run(msrvtt, tmp_path, *more)]) == 0
-    changes = (
-        "trainer.gradient_clip_val was None, is 1.0",
-        "max_epochs was 2, is 1",
-        "optimizer.lr was 0.001, is 0.002",
-    )
+    changes = ("gradient_clip_val was None, is 1.0", "max_epochs was 2, is 1", "optimizer.lr was 0.001, is 0.002")
     for change in changes:
         assert change in caplog.text
     assert before == [path.read_bytes() for path in files]
@@ -334,9 +328,7 @@ def test_a_copied_run_of_an_older_version_resumes_and_is_tested_with_its_own_wei
         ("tuning=Frozen", "the checkpoint trains other parameters than this recipe: encoder.clip."),
     ],
 )
-def test_other_optimizer_options_than_the_checkpoints_are_refused(
-    option, message, finished_run, msrvtt, tmp_path, capsys
-):
+def test_other_optimizer_options_are_refused(option, message, finished_run, msrvtt, tmp_path, capsys):
     checkpoint = finished_run / "checkpoints" / "last.ckpt"
     more = (f"--model.init_args.{option}", f"--ckpt_path={checkpoint}", "--trainer.max_epochs=3")
     assert main(["fit", *small_run(msrvtt, tmp_path / "runs", *more)]) == 2
@@ -363,13 +355,9 @@ def test_optimizer_states_belong_to_names_and_the_schedule_to_the_options(finish
     (schedule,) = moved["lr_schedulers"]
     schedule["base_lrs"].reverse()
     torch.save(moved, tmp_path / "moved.ckpt")
-    options = (
-        "--trainer.max_epochs=3",
-        "--model.init_args.optimizer.schedule=constant",
-        "--trainer.limit_val_batches=0",
-    )
+    options = ("--model.init_args.optimizer.schedule=constant", "--trainer.limit_val_batches=0")
     for name, path in (("whole", checkpoint), ("moved", tmp_path / "moved.ckpt")):
-        more = (*options, f"--ckpt_path={path}")
+        more = ("--trainer.max_epochs=3", *options, f"--ckpt_path={path}")
         assert main(["fit", *small_run(msrvtt, tmp_path / name, *more)]) == 0
     assert differences(last(tmp_path / "moved"), last(tmp_path / "whole")) == []
     assert last(tmp_path / "whole")["global_step"] == 9

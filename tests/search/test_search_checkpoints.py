@@ -123,9 +123,7 @@ def test_an_architecture_from_the_network_is_refused(checkpoints, tmp_path, no_n
         ("hyper_parameters encoder init_args", {"width": 63}, "width is 63"),
     ],
 )
-def test_a_malformed_checkpoint_is_refused_in_one_line_and_leaves_no_index(
-    checkpoints, gallery, tmp_path, capsys, place, values, message
-):
+def test_a_malformed_checkpoint_is_refused_in_one_line(checkpoints, gallery, tmp_path, capsys, place, values, message):
     saved = part = torch.load(checkpoints["clip4clip"], weights_only=True)
     for name in place.split():
         part = part[name]

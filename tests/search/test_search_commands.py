@@ -140,9 +140,7 @@ CLIP = "search --video {gallery}/clip1.mp4 --index {indexed}"
         (CLIP + " --image {gallery}/clip1.mp4", "either --video or --image"),
     ],
 )
-def test_unusable_commands_end_in_one_line_and_leave_nothing(
-    tmp_path, indexed, gallery, ckpt, user_state, monkeypatch, capsys, words, message
-):
+def test_bad_commands_leave_nothing(tmp_path, indexed, gallery, ckpt, user_state, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     names = {name: tmp_path / name for name in ("new", "old", "broken")}
     names |= {"indexed": indexed, "gallery": gallery, "ckpt": " ".join(ckpt)}

@@ -76,6 +76,10 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
+def page_of(folder, run):
+    return (folder / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
+
+
 def write_cards(folder, qualities, **setting):
     plan = plan_of("gare-1", folder, seeds=(0, 1), **setting)
     for name, quality in qualities.items():
@@ -188,7 +192,7 @@ def test_pages_show_statistics_notes_commands_and_recipes(folder, report):
     assert "<memory>" not in text
     assert [row[0] for row in Page(report / "tables" / "gare-1.html").rows].count("gare-1/gare") == 2
     run = next(run for run in read_runs(folder) if run.card.name == "gare-1/gare")
-    text = (report / "runs" / f"{run.key}.html").read_text()
+    text = page_of(folder, run)
     assert "tvr reproduce gare-1 --only gare --seeds 0 --fixture" in text
     assert "seed_everything" in text
     assert "<script>" not in text
@@ -228,9 +232,7 @@ def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
     run_report(copied, RECIPES)
     assert "No figures of dpdv-s4/dpdv-vqa: figures need weights" in capsys.readouterr().out
     run = next(run for run in read_runs(copied) if run.finished)
-    assert "No figures: figures need weights" in (copied / "report" / "runs" / f"{run.key}.html").read_text(
-        encoding="utf-8"
-    )
+    assert "No figures: figures need weights" in page_of(copied, run)
     (copied / "figures").mkdir(exist_ok=True)
     (copied / "figures" / f"{run.key}.npz").write_bytes(b"PK half a file")
     with pytest.raises(UserError, match="damaged"):
@@ -254,10 +256,6 @@ def test_bad_folders_and_files_are_named(copied, tmp_path_factory, capsys):
 def run(finished):
     (run,) = read_runs(finished)
     return run
-
-
-def page_of(folder, run):
-    return (folder / "report" / "runs" / f"{run.key}.html").read_text(encoding="utf-8")
 
 
 def test_a_run_is_rebuilt_with_its_weights(run):
