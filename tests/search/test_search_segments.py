@@ -42,12 +42,9 @@ def bounds(colors, rule):
 def test_windows_have_a_length_and_an_overlap():
     assert bounds([0] * 22, Segments("windows", 4.0)) == [(0, 4, 8), (4, 8, 8), (8, 11, 6)]
     assert bounds([0] * 22, Segments("windows", 4.0, 1.0)) == [(0, 4, 8), (3, 7, 8), (6, 10, 8), (9, 11, 4)]
-    for options, message in (
-        (("windows", 1.0), "segment_length is 1 s"),
-        (("windows", 10.0, 9.5), "segment_overlap is 9.5 s"),
-    ):
+    for sizes, message in (((1.0,), "segment_length is 1 s"), ((10.0, 9.5), "segment_overlap is 9.5 s")):
         with pytest.raises(SearchError, match=message):
-            Segments(*options)
+            Segments("windows", *sizes)
 
 
 def test_shots_end_at_a_change_of_colors_or_at_their_maximum_length():
