@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvr_lightning.cli.commands import COMMANDS, CommandParser
+from tvr_lightning.reproduce.published import published_rows
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
@@ -108,3 +109,29 @@ def test_the_examples_in_docstrings_run(name):
     examples = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert examples.attempted
     assert not examples.failed, "see the output"
+
+
+def test_the_code_of_the_readme_fits_on_the_site():
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", PAGES["README.md"], re.DOTALL | re.MULTILINE)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+
+
+def test_the_values_of_a_paragraph_of_the_readme_are_on_the_linked_pages():
+    paragraphs = re.split(r"\n\n|\n(?=- )", PAGES["README.md"])
+    measured = [each for each in paragraphs if "](benchmarks/results" in each]
+    assert len(measured) >= 3
+    number = re.compile(r"\d+(?:\.\d+)?")
+    for paragraph in measured:
+        evidence = "".join((ROOT / page).read_text(encoding="utf-8") for page in re.findall(r"\]\(([^)#]+)", paragraph))
+        known = {*number.findall(evidence), "4", "16", "32", "95"}  # CLIP4Clip, float16, float32, the intervals
+        words = re.sub(r"\]\([^)]*\)", "", paragraph)
+        assert [value for value in number.findall(words) if value not in known] == [], paragraph
+
+
+def test_the_published_results_of_the_status_page_are_those_of_the_papers():
+    row = r"^\| (GARE|TC-MGC|NCL|DPDV|GAID)\b.*?\| ([\d.]+) \| ([\d.]+) \|$"
+    shown = re.findall(row, PAGES["docs/status.md"], re.MULTILINE)
+    assert len(shown) == 5
+    printed = {(row.paper, row.direction, row.printed("R@1")) for row in published_rows() if row.dataset == "MSR-VTT"}
+    for paper, text_to_video, video_to_text in shown:
+        assert {(paper, "t2v", float(text_to_video)), (paper, "v2t", float(video_to_text))} <= printed
