@@ -1,4 +1,7 @@
-"""A fault in the middle of a run ends it with a message and leaves the last checkpoint intact."""
+"""A fault in the middle of a run ends it with a message and leaves the last checkpoint intact.
+
+Ctrl-C ends a command with one line, which explains how to resume, and exit status 130.
+"""
 
 import multiprocessing
 import os
@@ -6,8 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections import OrderedDict
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
@@ -15,6 +21,7 @@ from resume_run import add_callback
 from small_run import small_run
 
 from tvr_lightning.cli import main
+from tvr_lightning.runs.resume import AtomicCheckpointIO
 from tvr_lightning.runs.run import Run
 
 PROGRAM = Path(__file__).parent / "resume_run.py"
@@ -117,3 +124,53 @@ def test_the_death_of_one_process_ends_the_others(dead, root, tmp_path):
     assert "Another of the 2 processes of this run ended" in output or (dead == 1 and "terminated with code" in output)
     assert "Traceback" not in output
     assert saved_steps(tmp_path / "runs") == 1
+
+
+@pytest.fixture
+def interrupt(tmp_path, ended):
+    """Run a command, press Ctrl-C once a file of a pattern exists, and return the last line of its errors."""
+
+    def run(words, pattern):
+        process = ended(forked.started(words, tmp_path))
+        end = time.monotonic() + PATIENCE
+        while not any(tmp_path.rglob(pattern)) and process.is_alive() and time.monotonic() < end:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group, workers included
+        process.join(PATIENCE)
+        error = (tmp_path / "err-0.txt").read_text(encoding="utf-8")
+        assert process.exitcode == 130, error
+        assert "Traceback" not in error
+        return error.splitlines()[-1]
+
+    return run
+
+
+def test_an_interrupted_extraction_can_be_resumed(synthetic, tmp_path, interrupt):
+    recipe = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={synthetic('msrvtt', 28)}"]
+    words = ["extract", *recipe, f"--out={tmp_path / 'features'}", "--batch_size=1", "--num_workers=2"]
+    assert interrupt(words, "*.safetensors") == "tvr: extract was interrupted; rerun the command to resume"
+
+
+def test_an_interrupted_training_can_be_resumed(msrvtt, tmp_path, interrupt):
+    words = ["fit", *small_run(msrvtt, tmp_path, "--trainer.max_epochs=1000")]
+    assert interrupt(words, "last.ckpt").startswith("tvr: fit was interrupted; rerun the command with --check")
+
+
+def test_a_command_without_a_way_to_resume_only_names_itself(monkeypatch, capsys):
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tvr_lightning.reproduce.published.published_rows", interrupted)
+    assert main(["published"]) == 130
+    assert capsys.readouterr().err == "tvr: published was interrupted\n"
+
+
+def test_an_interrupt_waits_until_a_checkpoint_is_written(tmp_path):
+    class Interrupting:
+        def __reduce__(self):
+            signal.raise_signal(signal.SIGINT)
+            return OrderedDict, ()
+
+    with pytest.raises(KeyboardInterrupt):
+        AtomicCheckpointIO().save_checkpoint({"state": Interrupting()}, tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt")["state"] == {}

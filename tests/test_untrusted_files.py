@@ -1,8 +1,13 @@
-"""Files that an untrusted user may have written run no code in any command or function that opens them."""
+"""Files that an untrusted user may have written run no code in any command or function that opens them.
+
+Names stay in their folder, and bad releases are not installed.
+"""
 
 import json
+import re
 import shutil
 import sys
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -14,6 +19,9 @@ from small_run import small_run
 
 import tvr_lightning
 from tvr_lightning.cli import main
+from tvr_lightning.data.msrvtt import MSRVTT
+from tvr_lightning.data.records import AnnotationError
+from tvr_lightning.data.video_files import VideoFiles, path_below
 from tvr_lightning.errors import UserError
 from tvr_lightning.reproduce.report.figures.encoded_split import encode_run
 from tvr_lightning.reproduce.report.sources import read_runs
@@ -127,3 +135,34 @@ def test_commands_that_read_only_weights(evil, msrvtt, tmp_path):
     main(["fit", *options, "--checkpoints.resume=true"])
     main(["audit", *options, f"--ckpt_path={path}"])
     main(["convert", path, str(tmp_path / "converted.ckpt")])
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/secret", "movie/../../secret"])
+def test_names_that_leave_the_folder_are_refused(name, tmp_path):
+    (tmp_path / "secret.mp4").touch()
+    (tmp_path / "videos").mkdir()
+    with pytest.raises(AnnotationError, match="leads out of the folder"):
+        VideoFiles(tmp_path / "videos", ".mp4").find(name)
+    with pytest.raises(AnnotationError):
+        path_below(tmp_path / "videos", name)
+
+
+def test_names_with_dots_are_found_or_expected_in_the_folder(tmp_path):
+    (tmp_path / "a..b.mp4").touch()
+    videos = VideoFiles(tmp_path, ".mp4")
+    assert videos.find("a..b") == tmp_path / "a..b.mp4"
+    assert videos.find("..c") == tmp_path / "..c.mp4"
+
+
+def test_an_annotation_file_cannot_name_a_video_elsewhere(msrvtt, tmp_path):
+    shutil.copytree(msrvtt, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.mp4"))
+    for file in (tmp_path / "msrvtt" / "MSRVTT_train.9k.csv", tmp_path / "msrvtt" / "MSRVTT_data.json"):
+        file.write_text(re.sub(r"\bvideo0\b", "../../elsewhere", file.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(AnnotationError, match="elsewhere"):
+        MSRVTT(root=str(tmp_path), frames=2, batch_size=2, num_workers=0).read_split("train")
+
+
+def test_the_compromised_releases_of_lightning_are_excluded():
+    project = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    (pinned,) = re.findall(r'"(lightning[^"]*)"', project)
+    assert {"!=2.6.2", "!=2.6.3"} <= set(pinned.split(","))
