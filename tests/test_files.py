@@ -1,17 +1,15 @@
 """Locks of files, and journals to which processes append lines."""
 
 import errno
-import multiprocessing
 import os
 import signal
 import time
 
 import pytest
+from child_processes import fork, until
 
 from tvr_lightning.errors import UserError
 from tvr_lightning.files import Journal, file_lock, read_journal
-
-FORK = multiprocessing.get_context("fork")
 
 
 def hold(file):
@@ -22,11 +20,8 @@ def hold(file):
 
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
     file = tmp_path / "lock"
-    holder = ended(FORK.Process(target=hold, args=(file,)))
-    holder.start()
-    while not (tmp_path / "child").exists():
-        assert holder.is_alive()
-        time.sleep(0.01)
+    holder = ended(fork(hold, file))
+    until((tmp_path / "child").exists)
     with pytest.raises(UserError, match="Another process is writing it"), file_lock(file, "it"):
         pass
     os.kill(holder.pid, signal.SIGKILL)
@@ -38,8 +33,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, ended):
 
 def test_a_child_process_does_not_keep_the_lock(tmp_path, ended):
     with file_lock(tmp_path / "lock", "it"):
-        child = ended(FORK.Process(target=time.sleep, args=(600,)))
-        child.start()
+        child = ended(fork(time.sleep, 600))
     with file_lock(tmp_path / "lock", "it"):
         assert child.is_alive()
 
@@ -80,12 +74,9 @@ def write(file, count=10**9):
 def test_a_killed_process_loses_at_most_the_entry_that_it_was_writing(tmp_path, ended):
     file = tmp_path / "new" / "journal"
     for _ in range(2):
-        writer = ended(FORK.Process(target=write, args=(file,)))
         before = len(read_journal(file)[0])
-        writer.start()
-        while len(read_journal(file)[0]) < before + 5:
-            assert writer.is_alive()
-            time.sleep(0.01)
+        writer = ended(fork(write, file))
+        until(lambda before=before: len(read_journal(file)[0]) >= before + 5)
         with pytest.raises(UserError, match="Another process is writing it"):
             write(file)
         os.kill(writer.pid, signal.SIGKILL)
