@@ -285,6 +285,12 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
     torch.save({"similarity": case["single.similarity"], "video_ids": 7}, "one.pt")
     torch.save(case["single.similarity"].to_sparse(), "sparse.pt")
     texts, videos = (*QB_NORM, "--bank_texts"), (*QB_NORM, "--bank_videos")
+    np.save("wide.npy", case["multi.similarity"].T.numpy())
+    Path("title.csv").write_text("clip,sentence\nv0,a\n")
+    Path("bad.trec").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v1\n")
+    Path("alien.run").write_text("0 Q0 w 1 0.5 x\n")
+    Path("nan.run").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v1 1 nan x\n")
+    Path("long.run").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v 1 1 0.5 x\n")
     for words, message in (
         (["small.npy"], "small.npy: 59 rows for the 60 texts of single.csv"),
         (["nan.npy"], "nan.npy: 1 of 3600 scores are NaN or infinite, the first in row 3, column 7"),
@@ -307,36 +313,20 @@ def test_unusable_scores_are_refused_in_one_line(folder, case, capsys):
         (["sparse.pt"], "sparse.pt: expected a dense matrix of numbers"),
         (["single.npy", "--name=../../x"], "--name is ../../x; expected a name without slashes"),
         (["single.npy", "--metrics=map"], "--metrics is map; expected ndcg@10 or mrr"),
+        (["wide.npy", IDS["multi"]], "wide.npy is transposed: its 25 rows are the videos of multi.parquet"),
+        (["single.npy", "--ids=title.csv"], "title.csv: header: the column with the ID of each text's video is"),
+        (["bad.trec"], "bad.trec: not a run in TREC's format"),
+        (["alien.run"], "alien.run: row 0: video 'w' is not in single.csv"),
+        (["nan.run"], "nan.run: 1 of 2 scores are NaN or infinite, the first in row 1 (counted from 0)"),
+        (["long.run"], "`text Q0 video rank score tag` (line 2 does not have 6 fields)"),
+        ([*QB_NORM, "--bank=half", "--bank_texts=bank.npy"], "--bank_texts cannot be used with --bank half"),
+        (["single.npy", "single.npy"], "Two files of scores are named single"),
+        (["single.npy", "--published=gare-0"], "There is no table 'gare-0'"),
     ):
-        assert main(["evaluate", *words, IDS["single"]]) == 2
+        ids = [] if any(word.startswith("--ids") for word in words) else [IDS["single"]]
+        assert main(["evaluate", *words, *ids]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("tvr: ")
-        assert message in line
-    np.save("wide.npy", case["multi.similarity"].T.numpy())
-    Path("title.csv").write_text("clip,sentence\nv0,a\n")
-    Path("bad.trec").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v1\n")
-    Path("alien.run").write_text("0 Q0 w 1 0.5 x\n")
-    Path("nan.run").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v1 1 nan x\n")
-    Path("long.run").write_text("0 Q0 v0 1 0.5 x\n1 Q0 v 1 1 0.5 x\n")
-    for words, message in (
-        (["wide.npy", IDS["multi"]], "wide.npy is transposed: its 25 rows are the videos of multi.parquet"),
-        (
-            ["single.npy", "--ids=title.csv"],
-            "title.csv: header: the column with the ID of each text's video is missing",
-        ),
-        (["bad.trec", IDS["single"]], "bad.trec: not a run in TREC's format"),
-        (["alien.run", IDS["single"]], "alien.run: row 0: video 'w' is not in single.csv"),
-        (["nan.run", IDS["single"]], "nan.run: 1 of 2 scores are NaN or infinite, the first in row 1 (counted from 0)"),
-        (["long.run", IDS["single"]], "`text Q0 video rank score tag` (line 2 does not have 6 fields)"),
-        (
-            [*QB_NORM, IDS["single"], "--bank=half", "--bank_texts=bank.npy"],
-            "--bank_texts cannot be used with --bank half",
-        ),
-        (["single.npy", "single.npy", IDS["single"]], "Two files of scores are named single"),
-        (["single.npy", IDS["single"], "--published=gare-0"], "There is no table 'gare-0'"),
-    ):
-        assert main(["evaluate", *words]) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
         assert message in line
     assert main(["evaluate", "single.npy"]) == 2
     assert "Give either a dataset" in capsys.readouterr().err
