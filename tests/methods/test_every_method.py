@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from methods.parts import FORMS, RECIPES, WORDS, build, captioned, close, descend, encoder, features, paired, run
 
 from tvr_lightning.audit.experiments import audit_scores
@@ -36,6 +35,7 @@ from tvr_lightning.methods.xclip import AOSM
 from tvr_lightning.methods.xpool import XPoolOptions
 from tvr_lightning.testing import method_recipes
 from tvr_lightning.testing.contract import filled
+from tvr_lightning.testing.processes import quiet_trainer
 
 SINGLE, WITHOUT_MEANS = ("sentence_frame", "frame_word"), {"attention": None, "temporal_layers": 0}
 VARIANTS = {
@@ -140,13 +140,6 @@ def heads(method):
     return [part for part in method.modules() if isinstance(part, PairHead)]
 
 
-def with_noise_as_padding(pairs):
-    """Features whose padded words, and those whose padded frames have other values, by the name of what is changed."""
-    text, video = pairs.text, pairs.video
-    noisy = dataclasses.replace(text, words=filled(text.words, text.word_mask))
-    return {"words": (noisy, video), "frames": (text, video.apply(lambda tensor: filled(tensor, video.frame_mask)))}
-
-
 @every_variant
 @torch.no_grad()
 def test_a_score_depends_only_on_its_own_text_and_video(kind, options):
@@ -154,7 +147,9 @@ def test_a_score_depends_only_on_its_own_text_and_video(kind, options):
     pairs = batch(method, 5)
     text, video = method.encode_text(pairs.text), method.encode_video(pairs.video)
     scores = method.score(text, video).similarity
-    for part, (texts, videos) in with_noise_as_padding(pairs).items():
+    noisy = dataclasses.replace(pairs.text, words=filled(pairs.text.words, pairs.text.word_mask))
+    other = pairs.video.apply(lambda tensor: filled(tensor, pairs.video.frame_mask))
+    for part, texts, videos in (("words", noisy, pairs.video), ("frames", pairs.text, other)):
         if part not in method.reads_padding:
             found = method.score(method.encode_text(texts), method.encode_video(videos)).similarity
             torch.testing.assert_close(found, scores)
@@ -335,7 +330,7 @@ def test_a_recipe_learns_the_synthetic_dataset(fixture_root, learned, tmp_path, 
 @pytest.mark.parametrize(("kind", "options"), LAST_CASES)
 def test_a_method_built_in_python_can_be_loaded_from_its_checkpoint(tmp_path, kind, options):
     method = build(kind, options, torch.float32)
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = quiet_trainer()
     trainer.strategy.connect(method)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     loaded = kind.load_from_checkpoint(tmp_path / "last.ckpt", encoder=encoder(), weights_only=True)

@@ -5,7 +5,7 @@ import torch
 from methods.parts import close
 from torch import nn
 
-from tvr_lightning.pairwise import DensePairVectors, PairVectors, chained, mapped_between, tiles, token_similarities
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, mapped_between, tiles, token_similarities
 from tvr_lightning.pairwise.basis_terms import BasisTerms
 
 N, M, F, W = 4, 3, 5, 6
@@ -166,15 +166,6 @@ def test_bad_shapes_are_rejected(parts):
         PairVectors.from_texts(parts["words"], videos=M) + PairVectors.from_texts(parts["words"], videos=M + 1)
     with pytest.raises(ValueError, match="need a basis"):
         PairVectors((M, N, W), BasisTerms())
-
-
-def test_consecutive_layers_can_be_folded_into_one():
-    first, second = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
-    many = torch.randn(40, 8, dtype=torch.double)
-    torch.testing.assert_close(chained(many, first, second), second(first(many)))
-    torch.testing.assert_close(chained(many[:2], first, second), second(first(many[:2])))
-    assert chained(many) is many
-    torch.testing.assert_close(chained(many, first.weight, second.weight), many @ first.weight.T @ second.weight.T)
 
 
 def test_token_similarities_are_products_of_all_tokens():
