@@ -61,8 +61,7 @@ def features(texts=5, videos=4, *, words=WORDS, frames=FRAMES, width=WIDTH, patc
 def captioned(videos, captions, *, words=WORDS, seed=2, dtype=torch.float32):
     """Random captions of videos, of different lengths."""
     text, _ = features(videos * captions, 1, words=words, seed=seed, dtype=dtype)
-    parts = (part.unflatten(0, (videos, captions)) for part in (text.sentence, text.words, text.word_mask))
-    return Captions(*parts, torch.ones(videos, captions, dtype=torch.bool))
+    return Captions.of(text, torch.ones(videos, captions, dtype=torch.bool))
 
 
 def paired(text, video, **extras):

@@ -8,6 +8,7 @@ import tvr_lightning.methods
 from tvr_lightning.methods.base import RetrievalModule
 from tvr_lightning.testing import run_processes
 from tvr_lightning.testing.processes import Batches, strategies, trained
+from tvr_lightning.testing.small import synthetic_data
 
 pytestmark = [pytest.mark.slow]
 WORLD = 4
@@ -21,7 +22,7 @@ def questions():
     return module, Questions(module.method, STEPS)
 
 
-def local(name, root):
+def local(name, root=None):
     options = ["gather=local", "released_devices=null"]
     options += ["xpool.dropout=0"] if name == "XPool" else []  # processes draw different masks
     method = build(name, *(f"--model.init_args.{option}" for option in options), root=root)
@@ -38,13 +39,8 @@ def train_all(rank, root):
 
 
 @pytest.fixture(scope="module")
-def root(msrvtt):
-    return str(msrvtt)
-
-
-@pytest.fixture(scope="module")
-def results(root):
-    return run_processes(train_all, WORLD, root)
+def results():
+    return run_processes(train_all, WORLD, synthetic_data())
 
 
 def assert_equal_weights(results, key, expected):
@@ -68,8 +64,8 @@ def test_question_answering_trains_as_one_process(strategy, results):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_local_losses_average_to_the_loss_of_one_process_and_train_the_same_weights(name, root, results):
-    expected = trained(*local(name, root))
+def test_local_losses_average_to_the_loss_of_one_process_and_train_the_same_weights(name, results):
+    expected = trained(*local(name))
     losses = torch.tensor([result[name][0] for result in results])
     assert losses.mean(0).tolist() == pytest.approx(expected[0], rel=1e-6)
     assert len(set(losses[:, 0].tolist())) == WORLD  # each process has its own rows and columns
