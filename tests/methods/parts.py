@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 import torch
 
 from tvr_lightning.cli import main
+from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.features import PairedFeatures, TextFeatures, VideoFeatures
 from tvr_lightning.methods.dpdv.model import Captions
@@ -62,6 +63,12 @@ def captioned(videos, captions, *, words=WORDS, seed=2, dtype=torch.float32):
     """Random captions of videos, of different lengths."""
     text, _ = features(videos * captions, 1, words=words, seed=seed, dtype=dtype)
     return Captions.of(text, torch.ones(videos, captions, dtype=torch.bool))
+
+
+def black_videos(count, frames=FRAMES):
+    """A batch of videos of black frames, `video0` and so on."""
+    media = Media(torch.zeros(count, frames, 3, 32, 32, dtype=torch.uint8), torch.ones(count, frames, dtype=torch.bool))
+    return VideoBatch(media, torch.arange(count), [f"video{i}" for i in range(count)])
 
 
 def paired(text, video, **extras):

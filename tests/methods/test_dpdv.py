@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from methods.parts import WIDTH, captioned, encoder, features, moved, paired
+from methods.parts import WIDTH, black_videos, captioned, encoder, features, moved, paired
 
-from tvr_lightning.data.batch import Media, PairBatch, TextBatch, VideoBatch
+from tvr_lightning.data.batch import PairBatch, TextBatch
 from tvr_lightning.errors import UserError
 from tvr_lightning.methods.dpdv.method import DPDV, nonempty
 from tvr_lightning.methods.dpdv.model import recover_frames, spot_frames, view_divergence
@@ -170,11 +170,6 @@ def test_losses_do_not_depend_on_padding_and_are_finite_for_identical_frames_and
 # Captions
 
 
-def videos(count):
-    media = Media(torch.zeros(count, F, 3, 32, 32, dtype=torch.uint8), torch.ones(count, F, dtype=torch.bool))
-    return VideoBatch(media, torch.arange(count), [f"video{i}" for i in range(count)])
-
-
 def test_the_chosen_captions_have_the_loss_of_all():
     made = DPDV(encoder(), dpdv=DPDVOptions(captions=6), words=20, frames=F).eval()
     batch = random_pairs(made, 4)
@@ -196,7 +191,7 @@ def test_missing_captions_do_not_affect_the_loss():
 def test_captions_are_encoded_like_texts():
     made = module().eval()
     said = [["a red circle", "  ", "a blue box"], ["a star moves up"]]
-    batch = PairBatch(TextBatch(["x", "y"], torch.arange(2)), videos(2), {"recover_captions": said})
+    batch = PairBatch(TextBatch(["x", "y"], torch.arange(2)), black_videos(2), {"recover_captions": said})
     captions = made.encode_extras(batch)["captions"]
     assert captions.mask.tolist() == [[True, True, False, False], [True, False, False, False]]
     alone = made.encoder.encode_text(["a blue box"], W)
@@ -210,7 +205,7 @@ def test_captions_are_encoded_like_texts():
 
 
 def test_missing_captions_are_reported():
-    batch = PairBatch(TextBatch(["x"], torch.arange(1)), videos(1))
+    batch = PairBatch(TextBatch(["x"], torch.arange(1)), black_videos(1))
     with pytest.raises(UserError, match=r"data\.init_args\.extra_captions"):
         module().encode_extras(batch)
     batch.extras = {"recover_captions": [["one", "", "two"]]}

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from methods.parts import FORMS, build, encoder, features, moved, paired
+from methods.parts import FORMS, black_videos, build, encoder, features, moved, paired
 
-from tvr_lightning.data.batch import Media, VideoBatch
 from tvr_lightning.encoders import TinyWhisperEncoder
 from tvr_lightning.features import VideoFeatures
 from tvr_lightning.layers.stochastic import Normal, trial_draws
@@ -137,23 +136,17 @@ def test_positive_weights_ignore_negative_similarities():
     assert pair_weights(mixed, "uniform") is None
 
 
-def media():
-    pixels = torch.zeros(2, F, 3, 32, 32, dtype=torch.uint8)
-    video = Media(pixels, torch.ones(2, F, dtype=torch.bool))
-    return VideoBatch(video, torch.arange(2), ["video0", "video1"])
-
-
 def test_missing_audio_is_reported_with_the_option_that_provides_it():
     made = model()
     assert isinstance(made.audio_encoder, TinyWhisperEncoder)
     with pytest.raises(ValueError, match=r"Set data\.init_args\.audio to whisper"):
-        made.video_features(media())
+        made.video_features(black_videos(2))
     frames = torch.randn(2, F, 64)
     with pytest.raises(ValueError, match=r"GatedFusion needs audio.*data\.init_args\.audio"):
         made.encode_video(VideoFeatures(frames, torch.ones(2, F, dtype=torch.bool)))
     silent = model(fusion=NoFusion())
     assert silent.audio_encoder is None
-    assert silent.video_features(media()).audio is None
+    assert silent.video_features(black_videos(2)).audio is None
 
 
 def test_audio_is_projected_to_the_width_of_frames_and_silence_is_zero():
