@@ -12,6 +12,7 @@ from tvr_lightning.methods.dpdv.model import DPDVHead
 from tvr_lightning.methods.dpdv.options import DPDVOptions
 from tvr_lightning.methods.drl import token_weights
 from tvr_lightning.methods.gare.model import IncrementNetwork
+from tvr_lightning.pairwise import TextConditionedAttention
 
 D = 128
 BLOCKS = "resblocks"  # start from those of CLIP
@@ -26,6 +27,7 @@ BLOCKS = "resblocks"  # start from those of CLIP
         (DPDVHead(D, 8, 4, DPDVOptions()), 0.02),
         (PatchScores(D), 0.02),
         (TemporalTransformer(D, layers=1), 0.01),
+        (TextConditionedAttention(D, initialization="normal"), 0.02),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -6,7 +6,6 @@ Every test is a row of the table in docs/lightning.md.
 import csv
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -293,8 +292,7 @@ class TestPlainTrainer:
         groups, peaks = plain.optimizers[0].param_groups, plain.lr_scheduler_configs[0].scheduler.base_lrs
         found = {group["name"].partition(",")[0]: peak for group, peak in zip(groups, peaks, strict=True)}
         assert found == {"method": model.lr, "encoder": before.encoder_lr}
-        with warnings.catch_warnings():
-            found = Tuner(quiet_trainer(**options)).lr_find(model, loader(*[pairs] * 30), num_training=20)
+        found = Tuner(quiet_trainer(**options)).lr_find(model, loader(*[pairs] * 30), num_training=20)
         assert found.suggestion() == pytest.approx(model.lr)
 
     def test_runs_the_example(self, model, tmp_path, monkeypatch):
