@@ -14,6 +14,7 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import data_from_recipe
 from tvr_lightning.data.records import SYNTHETIC
 from tvr_lightning.encoders import TinyWhisperEncoder
+from tvr_lightning.ranks import count_ranks
 
 WORDS = {"clip4clip": 32, "drl": 32, "gare": 32, "tcmgc": 32, "xpool": 77, "tmass": 77, "gaid": 77}
 SIZES = {"xclip": (12, 6), "ucofia": (6, 4)}
@@ -81,12 +82,6 @@ def by_importer(method, checkpoint):
     return text, video, similarity, ranked
 
 
-def ranks(similarity):
-    """Expected rank from 1 of every row's own column."""
-    own = similarity.diagonal()[:, None]
-    return 1 + (similarity > own).sum(1) + ((similarity == own).sum(1) - 1) / 2
-
-
 @pytest.mark.parametrize(("family", "data"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
 def test_two_commands_give_the_ranks_of_the_importer(family, data, two_commands, tmp_path, request):
     checkpoint, method = stand_in(family), family.partition("-")[0]
@@ -102,7 +97,8 @@ def test_two_commands_give_the_ranks_of_the_importer(family, data, two_commands,
     table = pd.read_parquet(next(results.glob("*.parquet")))
     for direction, expected in (("text-to-video", ranked), ("video-to-text", ranked.T)):
         there = table[table["direction"] == direction]
-        assert sorted(there["rank"]) == sorted(ranks(expected).tolist())
+        ranks = count_ranks(expected, torch.arange(len(expected))).expected()
+        assert sorted(there["rank"]) == sorted(ranks.tolist())
     model = tvr_lightning.load(tmp_path / "out.ckpt")
     with torch.no_grad():
         torch.testing.assert_close(model.module.score(text, video).similarity, similarity, rtol=0, atol=1e-6)

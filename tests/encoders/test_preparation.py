@@ -19,21 +19,14 @@ from tvr_lightning.media.augment import draw_augmentation, draw_rand_augment
 from tvr_lightning.media.preparation import Preparation
 
 SIZES = [(53, 37), (31, 90), (641, 359), (33, 33), (64, 64), (1, 1), (2, 31)]
-TAGS = open_clip.list_pretrained()
+KNOWN: dict[tuple, tuple[str, str]] = {}
+"""Every preprocessing of open_clip's tags, with a tag that has it."""
 
-
-def known() -> dict[tuple, tuple[str, str]]:
-    """Every preprocessing of the tags, with a tag that has it."""
-    found: dict[tuple, tuple[str, str]] = {}
-    for architecture, tag in TAGS:
-        settings = get_pretrained_cfg(architecture, tag)
-        size = open_clip.get_model_config(architecture)["vision_cfg"]["image_size"]
-        kind = (settings["mean"], settings["std"], settings["interpolation"], settings["resize_mode"], size)
-        found.setdefault(kind, (architecture, tag))
-    return found
-
-
-KNOWN = known()
+for architecture, tag in open_clip.list_pretrained():
+    preset = get_pretrained_cfg(architecture, tag)
+    size = open_clip.get_model_config(architecture)["vision_cfg"]["image_size"]
+    kind = (preset["mean"], preset["std"], preset["interpolation"], preset["resize_mode"], size)
+    KNOWN.setdefault(kind, (architecture, tag))
 
 
 def picture(width: int, height: int) -> Image.Image:
