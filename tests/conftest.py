@@ -144,6 +144,12 @@ def msrvtt(synthetic):
     return synthetic("msrvtt")
 
 
+@pytest.fixture
+def own_data(msrvtt, tmp_path):
+    """Parent folder of a copy of the synthetic MSR-VTT of 16 videos, which a test may change."""
+    return shutil.copytree(msrvtt, tmp_path / "data")
+
+
 @pytest.fixture(scope="session")
 def finished_run(built_once, msrvtt):
     """Folder of a finished fit of CLIP4Clip with the options of `small_run.small_run`, read-only."""

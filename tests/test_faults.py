@@ -5,7 +5,6 @@ Ctrl-C ends a command with one line, which explains how to resume, and exit stat
 
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +25,6 @@ from tvr_lightning.runs.run import Run
 
 PROGRAM = Path(__file__).parent / "resume_run.py"
 PATIENCE = 900  # seconds, on a busy machine
-
-
-@pytest.fixture
-def root(msrvtt, tmp_path):
-    """A copy of the data, which a test may damage."""
-    return shutil.copytree(msrvtt, tmp_path / "data")
 
 
 @pytest.fixture(autouse=True)
@@ -76,45 +69,45 @@ def saved_steps(runs):
     return torch.load(path, weights_only=True)["global_step"]
 
 
-def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(root, tmp_path, strike, capsys):
+def test_a_video_that_breaks_in_the_middle_of_an_epoch_is_named(own_data, tmp_path, strike, capsys):
     def damage():
-        for path in root.rglob("*.mp4"):
+        for path in own_data.rglob("*.mp4"):
             path.write_bytes(path.read_bytes()[:100])
 
     strike(1, damage)
-    assert main(fit(root, tmp_path / "runs")) == 2
+    assert main(fit(own_data, tmp_path / "runs")) == 2
     error = capsys.readouterr().err
     assert ".mp4" in error
     assert "Traceback" not in error
     assert saved_steps(tmp_path / "runs") == 2
 
 
-def test_a_killed_data_worker_is_reported(root, tmp_path, strike, capsys):
+def test_a_killed_data_worker_is_reported(own_data, tmp_path, strike, capsys):
     strike(0, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
-    assert main(fit(root, tmp_path / "runs", "--data.init_args.num_workers=1")) == 2
+    assert main(fit(own_data, tmp_path / "runs", "--data.init_args.num_workers=1")) == 2
     assert "memory ran out. Use fewer workers (data.init_args.num_workers" in capsys.readouterr().err
     assert saved_steps(tmp_path / "runs") >= 1
 
 
-def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(root, tmp_path, strike, limit_files, capsys):
+def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(own_data, tmp_path, strike, limit_files, capsys):
     strike(2, lambda: limit_files(1 << 17))
-    assert main(fit(root, tmp_path / "runs")) == 2
+    assert main(fit(own_data, tmp_path / "runs")) == 2
     assert "running.ckpt could not be written" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.writing"))
     assert saved_steps(tmp_path / "runs") == 2
 
 
-def test_a_disk_that_is_full_from_the_start_is_reported_in_one_line(root, tmp_path, limit_files, capsys):
+def test_a_disk_that_is_full_from_the_start_is_reported_in_one_line(own_data, tmp_path, limit_files, capsys):
     limit_files(1 << 11)
-    assert main(fit(root, tmp_path / "runs")) == 2
+    assert main(fit(own_data, tmp_path / "runs")) == 2
     assert "could not be written (File too large). Free disk space" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1])
-def test_the_death_of_one_process_ends_the_others(dead, root, tmp_path):
+def test_the_death_of_one_process_ends_the_others(dead, own_data, tmp_path):
     more = ("--trainer.devices=2", "--trainer.strategy=ddp")
-    command = [sys.executable, str(PROGRAM), "SIGKILL", "1", *fit(root, tmp_path / "runs", *more)]
+    command = [sys.executable, str(PROGRAM), "SIGKILL", "1", *fit(own_data, tmp_path / "runs", *more)]
     environment = os.environ | {"STRIKE_RANK": str(dead)}
     # The pipes are open as long as one of them lives.
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)

@@ -31,15 +31,14 @@ def data_of(root: Path, **options) -> MSRVTT:
 
 
 @pytest.fixture
-def broken(msrvtt, tmp_path):
+def broken(own_data):
     """A dataset with one unreadable and one missing video in both splits."""
-    shutil.copytree(msrvtt / "msrvtt", tmp_path / "msrvtt")
-    data = MSRVTT(root=str(tmp_path))
+    data = MSRVTT(root=str(own_data))
     for name in ("train", "test"):
         videos = data.read_split(name).videos
         videos[0].path.write_text("not a video")
         videos[1].path.unlink()
-    return tmp_path
+    return own_data
 
 
 def pixels_by_video(loader, epoch: int = 0) -> dict[tuple[int, int], torch.Tensor]:
@@ -258,24 +257,23 @@ def test_the_root_can_come_from_the_environment(msrvtt, tmp_path, monkeypatch):
         missing.mkdir()
 
 
-def test_training_on_test_videos_is_refused(msrvtt, tmp_path, capsys):
-    shutil.copytree(msrvtt, tmp_path, dirs_exist_ok=True)
-    data = MSRVTT(root=str(tmp_path))
+def test_training_on_test_videos_is_refused(own_data, tmp_path, capsys):
+    data = MSRVTT(root=str(own_data))
     train, ids = data.folder / "MSRVTT_train.9k.csv", [video.video_id for video in data.read_split("test").videos]
     train.write_text("\n".join([train.read_text().strip(), *ids]))
-    data = MSRVTT(root=str(tmp_path))
+    data = MSRVTT(root=str(own_data))
     for stage in ("fit", "validate", "test"):
         message = rf"train and test: 4 videos are in both \({', '.join(ids)}\); remove them from one"
         with pytest.raises(AnnotationError, match=message):
             data.setup(stage)
-    options = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={tmp_path}"]
+    options = ["--config=clip4clip", "--config=fixture", f"--data.init_args.root={own_data}"]
     assert main(["test", *options, "--trainer.accelerator=cpu", f"--results.directory={tmp_path / 'runs'}"]) == 2
     assert "tvr: " in capsys.readouterr().err
     assert not list((tmp_path / "runs").rglob("version_*"))
     train.write_text("no such column\n")
-    MSRVTT(root=str(tmp_path)).setup("test")  # does not need the training list
+    MSRVTT(root=str(own_data)).setup("test")  # does not need the training list
     train.unlink()
-    MSRVTT(root=str(tmp_path)).setup("test")
+    MSRVTT(root=str(own_data)).setup("test")
 
 
 def test_an_official_validation_split_must_not_share_videos(synthetic, tmp_path):

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from collections import Counter
 from contextlib import redirect_stdout
 
@@ -20,12 +19,6 @@ from tvr_lightning.data.stats import print_stats, stats
 from tvr_lightning.encoders.tokenizer import ClipTokenizer
 
 
-@pytest.fixture
-def healthy(msrvtt, tmp_path):
-    shutil.copytree(msrvtt / "msrvtt", tmp_path / "msrvtt")
-    return tmp_path
-
-
 def rendered(show, *arguments) -> str:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", "200")
@@ -33,10 +26,10 @@ def rendered(show, *arguments) -> str:
     return out.getvalue()
 
 
-def test_the_exit_status_shows_problems_but_not_warnings(healthy, capsys):
-    train = MSRVTT(root=str(healthy)).read_split("train").videos
+def test_the_exit_status_shows_problems_but_not_warnings(own_data, capsys):
+    train = MSRVTT(root=str(own_data)).read_split("train").videos
     write_video(train[0].path, 40)
-    command = ["data", "check", "--config=data/msrvtt", f"--data.init_args.root={healthy}", "--num_workers=1"]
+    command = ["data", "check", "--config=data/msrvtt", f"--data.init_args.root={own_data}", "--num_workers=1"]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "No problems found. 1 warning: 1 silent." in shown
@@ -46,8 +39,8 @@ def test_the_exit_status_shows_problems_but_not_warnings(healthy, capsys):
     assert "1 problem: 1 missing-file. 1 warning: 1 silent." in capsys.readouterr().out
 
 
-def test_every_kind_of_problem_is_reported(healthy):
-    data = MSRVTT(root=str(healthy))
+def test_every_kind_of_problem_is_reported(own_data):
+    data = MSRVTT(root=str(own_data))
     paths = [video.path for video in data.read_split("train").videos]
     paths[0].unlink()
     paths[1].write_bytes(b"")
@@ -58,7 +51,7 @@ def test_every_kind_of_problem_is_reported(healthy):
     stop_clock(write_video(paths[7], 20, sound=2.0, options={"bf": "0"}))
     with (data.folder / "MSRVTT_train.9k.csv").open("a") as file:
         file.write(f"{paths[6].stem}\n{data.read_split('test').videos[0].video_id}\nvideo_nobody\n")
-    data = MSRVTT(root=str(healthy))
+    data = MSRVTT(root=str(own_data))
     report = check(data, workers=2, progress=False)
     assert report == check(data, workers=1, progress=False)
     assert Counter(problem.kind for problem in report.problems) == {
@@ -91,8 +84,8 @@ def test_a_report_can_contain_names_that_are_not_utf8(tmp_path):
     assert (found["kind"], found["entry"]) == ("missing-file", "caf\udce9.mp4")
 
 
-def test_a_damaged_video_or_list_is_found(healthy):
-    data = MSRVTT(root=str(healthy))
+def test_a_damaged_video_or_list_is_found(own_data):
+    data = MSRVTT(root=str(own_data))
     report = check(data, decode=True, progress=False)
     assert report.problems == []
     assert report.videos == {"train": 12, "test": 4}
@@ -101,7 +94,7 @@ def test_a_damaged_video_or_list_is_found(healthy):
     video = data.read_split("test").videos[0]
     scramble(write_video(video.path, 40, sound=4.0), 0.1, 0.9)
     (data.folder / "MSRVTT_train.9k.csv").unlink()
-    report = check(MSRVTT(root=str(healthy)), decode=True, progress=False)
+    report = check(MSRVTT(root=str(own_data)), decode=True, progress=False)
     found = {(problem.kind, problem.entry) for problem in report.problems}
     assert found == {("undecodable", video.path.name), ("missing-file", "MSRVTT_train.9k.csv")}
     assert report.videos == {"test": 4}
@@ -120,8 +113,8 @@ def test_quirks_of_annotations_are_notes(tmp_path):
     assert "read as 1.0 to 3.0 s" in rendered(print_report, report)
 
 
-def test_statistics_count_captions_tokens_durations_and_audio(healthy):
-    data = MSRVTT(root=str(healthy))
+def test_statistics_count_captions_tokens_durations_and_audio(own_data):
+    data = MSRVTT(root=str(own_data))
     (data.folder / "MSRVTT_train.9k.csv").write_text("video_id\nvideo0\nvideo3\n")
     write_video(data.folder / "videos" / "video3.mp4", 40)
     (data.folder / "videos" / "video0.mp4").unlink()
@@ -129,7 +122,7 @@ def test_statistics_count_captions_tokens_durations_and_audio(healthy):
     content = json.loads((data.folder / "MSRVTT_data.json").read_text())
     content["sentences"] = [{"video_id": video, "caption": caption} for video, caption in captions]
     (data.folder / "MSRVTT_data.json").write_text(json.dumps(content))
-    found = stats(MSRVTT(root=str(healthy)), ClipTokenizer(77).needed)
+    found = stats(MSRVTT(root=str(own_data)), ClipTokenizer(77).needed)
     train, text = found["train"], rendered(print_stats, found)
     assert (train["videos"], train["captions"], found["test"]["videos"]) == ("2", "3", "4")
     assert train["captions per video"] == "1 to 2, mean 1.5"

@@ -22,16 +22,11 @@ HOW = Compression(fps=2, size=32)
 
 
 @pytest.fixture
-def originals(msrvtt, tmp_path):
-    return shutil.copytree(msrvtt / "msrvtt", tmp_path / "originals" / "msrvtt").parent
-
-
-@pytest.fixture
-def copies(built_once, msrvtt, originals, tmp_path):
-    """Copies of `originals`: made once, with the folder of the originals changed in the manifest."""
+def copies(built_once, msrvtt, own_data, tmp_path):
+    """Copies of `own_data`: made once, with the folder of the originals changed in the manifest."""
     copies = shutil.copytree(built_once("compressed", lambda path: compress(msrvtt, path)), tmp_path / "copies")
     manifest = copies / "msrvtt" / MANIFEST
-    manifest.write_text(manifest.read_text().replace(str(msrvtt / "msrvtt"), str(originals / "msrvtt")))
+    manifest.write_text(manifest.read_text().replace(str(msrvtt / "msrvtt"), str(own_data / "msrvtt")))
     return copies
 
 
@@ -47,13 +42,13 @@ def videos(root: Path) -> list[Path]:
     return [video.path for video in MSRVTT(root=str(root)).load_split("train").videos]
 
 
-def test_copies_have_the_ids_and_captions_of_their_originals_and_train(originals, copies):
-    before, after = (MSRVTT(root=str(root), frames=3, batch_size=4, num_workers=0) for root in (originals, copies))
+def test_copies_have_the_ids_and_captions_of_their_originals_and_train(own_data, copies):
+    before, after = (MSRVTT(root=str(root), frames=3, batch_size=4, num_workers=0) for root in (own_data, copies))
     for name in ("train", "test"):
         one, other = before.load_split(name), after.load_split(name)
         assert other.texts == one.texts
         assert [v.video_id for v in other.videos] == [v.video_id for v in one.videos]
-        assert [v.path.relative_to(copies) for v in other.videos] == [v.path.relative_to(originals) for v in one.videos]
+        assert [v.path.relative_to(copies) for v in other.videos] == [v.path.relative_to(own_data) for v in one.videos]
     assert after.warnings == before.warnings == [SYNTHETIC]
     assert before.copies is None
     assert after.copies.how.describe() == "compressed 2 fps 32"
@@ -63,26 +58,26 @@ def test_copies_have_the_ids_and_captions_of_their_originals_and_train(originals
     assert batch.video.video.pixels.shape == (4, 3, 3, 224, 224)
 
 
-def test_only_changed_files_are_copied_again(originals, copies):
+def test_only_changed_files_are_copied_again(own_data, copies):
     before = {path: path.stat().st_mtime_ns for path in videos(copies)}
-    sources = videos(originals)
+    sources = videos(own_data)
     sources[3].touch()  # its content is the same
-    report = compress(originals, copies)
+    report = compress(own_data, copies)
     assert (report.new, report.redone, report.unread) == (0, [], [])
     assert {path: path.stat().st_mtime_ns for path in videos(copies)} == before
     shutil.copy(sources[1], sources[0])
     with pytest.raises(UserError, match=rf"its original {sources[0]} has changed.*again.*tvr data compress"):
         videos(copies)
-    annotations = originals / "msrvtt" / "MSRVTT_JSFUSION_test.csv"
+    annotations = own_data / "msrvtt" / "MSRVTT_JSFUSION_test.csv"
     annotations.write_text(annotations.read_text().replace("circle", "disc") + "\n")
-    report = compress(originals, copies)
+    report = compress(own_data, copies)
     assert (report.new, len(report.redone)) == (2, 2)
     assert f"its source {sources[0]} has changed" in " ".join(report.redone)
     assert videos(copies)[0].read_bytes() == videos(copies)[1].read_bytes()
     assert (copies / "msrvtt" / annotations.name).read_bytes() == annotations.read_bytes()
 
 
-def test_damaged_copies_are_made_again(originals, copies):
+def test_damaged_copies_are_made_again(own_data, copies):
     path, whole = videos(copies)[2], contents(copies)
     content = path.read_bytes()
     middle = len(content) // 2
@@ -92,15 +87,15 @@ def test_damaged_copies_are_made_again(originals, copies):
         if len(damaged) == 1000:
             with pytest.raises(UserError, match=rf"{path}: it has 1,000 bytes, but [\d,]+ were written"):
                 videos(copies)
-        assert compress(originals, copies).redone == [f"{path}: it had changed"]
+        assert compress(own_data, copies).redone == [f"{path}: it had changed"]
         assert contents(copies) == whole
 
 
-def test_folders_with_other_content_are_refused(originals, copies, tmp_path):
+def test_folders_with_other_content_are_refused(own_data, copies, tmp_path):
     with pytest.raises(UserError, match="contains copies compressed 2 fps 32, bicubic, not compressed 3 fps 32"):
-        compress(originals, copies, Compression(fps=3, size=32))
+        compress(own_data, copies, Compression(fps=3, size=32))
     with pytest.raises(UserError, match="is the folder of the originals"):
-        compress(originals, originals)
+        compress(own_data, own_data)
     with pytest.raises(UserError, match="already contains copies"):
         compress(copies, tmp_path / "third")
     manifest = copies / "msrvtt" / MANIFEST
@@ -113,9 +108,9 @@ def test_folders_with_other_content_are_refused(originals, copies, tmp_path):
         videos(copies)
 
 
-def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
+def test_a_killed_command_resumes(own_data, copies, tmp_path, ended):
     out = tmp_path / "killed"
-    running = ended(fork(compress, originals, out))
+    running = ended(fork(compress, own_data, out))
     manifest, unfinished = out / "msrvtt" / MANIFEST, out / "msrvtt" / "videos" / "video99.mp4.writing"
     until(lambda: manifest.is_file() and manifest.read_bytes().count(b".mp4") > 5)
     running.kill()
@@ -123,7 +118,7 @@ def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
     with manifest.open("ab") as file:
         file.write(b'{"copy": "videos/vid')  # a truncated line
     unfinished.write_bytes(b"half")
-    report = compress(originals, out)
+    report = compress(own_data, out)
     assert report.kept >= 3
     assert report.new > 0
     unfinished.unlink()
@@ -131,25 +126,25 @@ def test_a_killed_command_resumes(originals, copies, tmp_path, ended):
     assert videos(out)
 
 
-def test_a_full_disk_loses_nothing(originals, copies, tmp_path, limit_files):
+def test_a_full_disk_loses_nothing(own_data, copies, tmp_path, limit_files):
     whole, out = contents(copies), tmp_path / "full"
     limit_files(max(map(len, whole.values())) - 1)
     with pytest.raises(UserError, match=r"\.mp4 cannot be written: File too large.*rerun the command"):
-        compress(originals, out)
+        compress(own_data, out)
     limit_files()
     assert contents(out).items() <= whole.items()
     kept = len(read_copies(out / "msrvtt").files)
-    assert compress(originals, out).kept == kept
+    assert compress(own_data, out).kept == kept
     assert contents(out) == whole
 
 
-def test_the_command_skips_unreadable_videos_and_refuses_contradictions(originals, tmp_path, capsys):
-    cut, gone = videos(originals)[:2]
+def test_the_command_skips_unreadable_videos_and_refuses_contradictions(own_data, tmp_path, capsys):
+    cut, gone = videos(own_data)[:2]
     cut_off(cut, 0.5)
     gone.unlink()
     out = tmp_path / "out"
     command = ["data", "compress", "--config=data/msrvtt", "--num_workers=1",
-               f"--data.init_args.root={originals}", f"--out={out}"]  # fmt: skip
+               f"--data.init_args.root={own_data}", f"--out={out}"]  # fmt: skip
     assert main([*command, "--like=clip4clip", "--fps=4"]) == 2
     assert "Omit --fps" in capsys.readouterr().err
     assert main([*command, "--fps=2", "--size=32"]) == 1
@@ -167,10 +162,10 @@ def test_the_command_skips_unreadable_videos_and_refuses_contradictions(original
     assert "contains copies compressed 2 fps 32" in capsys.readouterr().err
 
 
-def test_your_own_videos_are_copied_with_their_table(originals, tmp_path):
+def test_your_own_videos_are_copied_with_their_table(own_data, tmp_path):
     folder, out = tmp_path / "own", tmp_path / "out"
     (folder / "videos" / "deep").mkdir(parents=True)
-    for name, source in zip(("a.mp4", "b.mov", "deep/c.mp4"), videos(originals), strict=False):
+    for name, source in zip(("a.mp4", "b.mov", "deep/c.mp4"), videos(own_data), strict=False):
         shutil.copy(source, folder / "videos" / name)
     rows = ["video,caption,split", "a.mp4,a thing,train", "b.mov,another,train", "videos/deep/c.mp4,third,test"]
     rows += ["clip_0.5,missing,train", "clip_0.7,missing,train"]  # whose names have no suffix
@@ -184,13 +179,13 @@ def test_your_own_videos_are_copied_with_their_table(originals, tmp_path):
     assert data.copies.how.describe() == "compressed 3 fps 224 like clip4clip"
 
 
-def test_linked_annotations_and_captions_at_any_path_are_copied(originals, tmp_path, monkeypatch):
+def test_linked_annotations_and_captions_at_any_path_are_copied(own_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "linked" / "msrvtt"
     folder.mkdir(parents=True)
-    for path in (originals / "msrvtt").iterdir():
+    for path in (own_data / "msrvtt").iterdir():
         (folder / path.name).symlink_to(path)
-    train = MSRVTT(root=str(originals)).read_split("train").videos
+    train = MSRVTT(root=str(own_data)).read_split("train").videos
     rows = ["video_id,segment,caption", *(f"{video.video_id},0,a thing" for video in train)]
     for file in (tmp_path / "outside.csv", folder / "inside.csv"):
         file.write_text("\n".join(rows))
@@ -201,7 +196,7 @@ def test_linked_annotations_and_captions_at_any_path_are_copied(originals, tmp_p
         assert report.unread == []
         assert (out / "msrvtt" / "inside.csv").is_file() == (captions != "outside.csv")
         copies = MSRVTT(root=str(out), **options)
-        assert copies.read_split("train").texts == MSRVTT(root=str(originals)).read_split("train").texts
+        assert copies.read_split("train").texts == MSRVTT(root=str(own_data)).read_split("train").texts
         copies.train_dataloader()
         (out / "msrvtt" / "inside.csv").unlink(missing_ok=True)
 
