@@ -6,7 +6,7 @@ import pytest
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 
-from tvr_lightning.config.recipe import Recipe, recipe_parser, with_defaults
+from tvr_lightning.config.recipe import Recipe, with_defaults
 from tvr_lightning.config.recipe_files import read_recipe
 from tvr_lightning.errors import UserError
 from tvr_lightning.testing import method_recipes
@@ -38,11 +38,10 @@ def stacks():
 
 @pytest.mark.parametrize("stack", stacks(), ids="+".join)
 def test_recipes_build_their_method_on_the_fixture(stack):
-    recipes = [f"--config={RECIPES / name}.yaml" for name in (*stack, "fixture")]
-    model = recipe_parser().parse_args([*recipes, "--model.init_args.encoder.init_args.width=64"]).model
+    recipe = Recipe.parse([*stack, "fixture"], ["--model.init_args.encoder.init_args.width=64"])
     parser = ArgumentParser()
     parser.add_subclass_arguments(LightningModule, "model")
-    built = parser.instantiate(Namespace(model=model)).model
+    built = parser.instantiate(Namespace(model=recipe.config.model)).model
     assert isinstance(built, LightningModule)
     assert built.encoder.dimension == 64
 
