@@ -61,6 +61,11 @@ def save_method(kind, path, encoder, frames, tuning=None, noise=0.0):
     return save_checkpoint(module, encoder, {"frames": frames, "words": 12, "tuning": named}, path)
 
 
+def by_size(caption, video):
+    """Score of a reranker of files."""
+    return float(len(caption)) - video.stat().st_size / 1e6
+
+
 def find(searcher, query="", **options):
     return searcher.search(SearchQuery(query=query, **options))
 

@@ -5,10 +5,11 @@ import secrets
 import shlex
 import shutil
 from contextlib import closing
+from pathlib import Path
 
 import lancedb
 import pytest
-from search_parts import client_of, write_clip
+from search_parts import LOCAL, client_of, write_clip
 from starlette.testclient import TestClient
 
 from tvr_lightning.cli import main
@@ -124,20 +125,25 @@ def test_folders_and_captions_that_only_the_index_names_are_not_read(foreign, ga
     assert index([], folder, progress=False).captioned == 1
 
 
-def test_the_served_folders_come_from_the_command_line(foreign, gallery, tmp_path, monkeypatch, capsys):
-    folder = foreign(roots=["/"])
+def test_served_folders_and_the_reranker_come_from_the_command_line(foreign, gallery, tmp_path, monkeypatch, capsys):
+    folder, answers = foreign(roots=["/"]), []
     with closing(IndexTable(folder)) as table:
         video = table.videos()[0]
-    answers = []
 
     def run(server, sockets):
-        client = TestClient(server.config.app, base_url="http://127.0.0.1")
-        answers.append(client.get(f"/api/videos/{video.id}/file"))
+        client = TestClient(server.config.app, base_url=LOCAL)
+        addresses = (f"videos/{video.id}/file", "search?query=a", "index")
+        answers.append([client.get(f"/api/{address}") for address in addresses])
 
     monkeypatch.setattr("uvicorn.Server.run", run)
-    serve = ["serve", "--index", str(folder), "--port", "0"]
-    assert main([*serve, "--videos", str(tmp_path), "--videos", str(gallery)]) == 0
+    serve, reranker = ["serve", "--index", str(folder), "--port", "0"], "search_parts.by_size"
+    assert main([*serve, "--videos", str(tmp_path), "--videos", str(gallery), "--rerank", reranker]) == 0
     assert "Not served: the videos in /," in capsys.readouterr().err
-    assert answers[0].content == video.path.read_bytes()
+    file, found, facts = answers[0]
+    assert file.content == video.path.read_bytes()
+    assert (found.json()["rerank"], facts.json()["scorers"]) == (reranker, ["clip4clip", reranker])
+    sizes = [Path("/", result["path"]).stat().st_size for result in found.json()["results"]]
+    assert len(sizes) == 8
+    assert sizes == sorted(sizes)
     assert main(serve) == 0
-    assert answers[1].status_code == 400
+    assert answers[1][0].status_code == 400

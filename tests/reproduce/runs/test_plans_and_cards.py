@@ -260,7 +260,7 @@ def test_a_card_of_question_answering_has_an_accuracy(card, path):
     assert (same.difference.low, same.difference.high, same.p_value) == (0, 0, 1)
 
 
-@pytest.mark.parametrize(("share", "short"), [("nothing", False), ("nothing", True), ("encoder", True)])
+@pytest.mark.parametrize(("share", "short"), [("nothing", False), ("encoder", True)])
 def test_the_command_of_a_card_plans_the_same_run(tmp_path, capsys, share, short):
     overlay = tmp_path / "a short one.yaml"
     overlay.write_text("trainer: {max_epochs: 1}\n")
