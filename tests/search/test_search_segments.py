@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 from search_parts import find, find_file, write_clip, write_frames
 
-from tvr_lightning.media.container import VideoError
-from tvr_lightning.media.video import frames_at_rate, read_clip
+from tvr_lightning.media.video import read_clip
 from tvr_lightning.search.engine import Searcher
 from tvr_lightning.search.errors import SearchError
 from tvr_lightning.search.indexing import index, read_ahead
@@ -52,16 +51,6 @@ def test_shots_end_at_a_change_of_colors_or_at_their_maximum_length():
     assert shots == [(0, 3, 6), (3, 9, 12), (9, 19, 20), (19, 24, 10)]
     flicker = bounds([0, 1] * 8, Segments("shots", 10.0))
     assert all(end - start >= 2 for start, end, _ in flicker)
-
-
-def test_frames_at_a_rate_are_those_on_screen(scenes, tmp_path):
-    frames = list(frames_at_rate(scenes, 2.0, lambda frame: frame.getpixel((2, 60))))
-    assert [time for time, _ in frames] == [number / 2 for number in range(48)]
-    for time, color in frames:
-        assert np.abs(np.array(color) - COLORS[int(time // SECONDS)]).max() < 12
-    (tmp_path / "a.mp4").write_text("none")
-    with pytest.raises(VideoError):
-        list(frames_at_rate(tmp_path / "a.mp4", 2.0, lambda frame: None))
 
 
 def test_a_window_is_read_as_a_clip_of_the_same_span(scenes, sources):
