@@ -136,10 +136,6 @@ def trained(method):
     return {name: p for name, p in own if p.requires_grad and not name.startswith(("encoder.", "audio_"))}
 
 
-def heads(method):
-    return [part for part in method.modules() if isinstance(part, PairHead)]
-
-
 @every_variant
 @torch.no_grad()
 def test_a_score_depends_only_on_its_own_text_and_video(kind, options):
@@ -170,12 +166,23 @@ def test_every_parameter_is_trained_equally_in_both_forms_and_in_blocks_of_any_s
     for training, change in ((True, {"required_form": FORMS["dense"]}), (False, one_pair)):
         found = []
         for changed in ({"required_form": None}, change):
-            for head in heads(method.train(training)):
+            for head in [part for part in method.train(training).modules() if isinstance(part, PairHead)]:
                 vars(head).update(changed)
             loss = loss_of(method, pairs)
             # In training, every parameter needs a gradient. In evaluation, patches are selected without one.
             found.append([loss, *torch.autograd.grad(loss, parameters, materialize_grads=not training)])
         close(*found, rtol=1e-6, atol=1e-9)
+
+
+@every_variant
+def test_a_video_without_frames_and_a_text_without_words_score_and_train(kind, options):
+    method = build(kind, options)
+    pairs = batch(method, 3)
+    pairs.video.frame_mask[0] = False
+    pairs.text.word_mask[1] = False
+    gradients = torch.autograd.grad(loss_of(method, pairs), [*trained(method).values()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert method.score(method.encode_text(pairs.text), method.encode_video(pairs.video)).similarity.isfinite().all()
 
 
 @pytest.mark.parametrize(("kind", "options"), [*CASES[:WITHOUT_HEADS], *LAST_CASES])

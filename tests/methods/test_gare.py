@@ -128,12 +128,6 @@ def test_every_option_matches_the_paper_pair_by_pair_in_both_forms(options):
     close(*gradients, rtol=1e-7, atol=1e-9)
     if options:
         assert not torch.allclose(scores.similarity, random_head()(text, video).similarity, atol=1e-6)
-    video.frame_mask[0] = False  # a video without frames has a score
-    similarity = head(text, video).similarity
-    assert similarity.isfinite().all()
-    if parameters:
-        gradients = torch.autograd.grad(similarity.sum(), parameters, materialize_grads=True)
-        assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_psi_has_the_number_of_parameters_of_the_paper():

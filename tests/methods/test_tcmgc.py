@@ -86,17 +86,6 @@ def test_every_option_changes_the_scores_equally_in_both_forms(options):
         assert not torch.allclose(scores.similarity, usual, atol=1e-6)
 
 
-@pytest.mark.parametrize("switches", [{"mask_frames": True}, {}, UNCONDITIONED])
-def test_a_video_without_frames_scores_and_trains(switches):
-    text, video = inputs()
-    video.frame_mask[0] = False
-    head = random_head(**switches)
-    scores = head(text, video, SCALE).similarity
-    scores.sum().backward()
-    assert scores.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in head.parameters())
-
-
 def test_the_loss_can_be_a_sum_without_decorrelation():
     text, video = features(5, 5, **DOUBLE)
     options = {"attention": LanguageVideoAttention(dropout=0.0), "decorrelation": NO_DECORRELATION}

@@ -135,6 +135,8 @@ class TCMGCHead(PairHead):
             similarity = reorganized(similarity, "words", dim=2)  # (k, M, N, frame slots)
             similarity = reorganized(similarity, "frames", dim=3)  # (k, k, M, N)
             parts["frame_word"] = self.frame_word_aggregation(similarity, whole=whole).T
+        if not whole:  # a text without words and a video without frames get the score 0, to keep losses finite
+            parts = {name: part.masked_fill(part == -torch.inf, 0.0) for name, part in parts.items()}
         return Scores(self.aggregate(torch.stack(list(parts.values())), scale), parts)
 
     def visual_vectors(self, text: TCMGCText, video: VideoFeatures) -> tuple[Pairwise, Pairwise]:
