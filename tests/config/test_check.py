@@ -20,7 +20,6 @@ WRONG = [
     (ENCODER, "ClipEncodr", f"{ENCODER}.class_path is ClipEncodr, which does not exist. Did you mean ClipEncoder?"),
     ("model.class_path", "nowhere.Mine", "nowhere cannot be imported"),
     ("model.class_path", "tvr_lightning.methods.Absent", "tvr_lightning.methods has no Absent. Available: "),
-    (f"{MODEL}.gahter", "local", f"{MODEL}.gahter: TCMGC has no option gahter. Did you mean gather?"),
     (f"{MODEL}.answers", "9", "TCMGC has no option answers (VideoQuestionAnswering has one). Available: "),
     (f"{MODEL}.optimizer.learning_rate", "1", f"{MODEL}.optimizer.learning_rate: there is no such option. "),
     (f"{MODEL}.evaluation.normalization", "DualSoft", "normalization.class_path is DualSoft, which does not exist"),
@@ -30,7 +29,6 @@ WRONG = [
     (f"{MODEL}.tcmgc.contrasts", "[word_word]", f"{MODEL}.tcmgc.contrasts is 'word_word'; expected video_sentence, "),
     ("workers", "4", "fit has no option --workers. Did you mean --data.init_args.num_workers?"),
     (f"{MODEL}.tcmgc.keep_rate", "3", f"{MODEL}.tcmgc.keep_rate is 3; expected a number (above 0 and at most 1)"),
-    ("data.init_args.batch_size", "0", "data.init_args.batch_size is 0; expected a whole number (at least 1)"),
     ("data.init_args.batch_size", "[1", "data.init_args.batch_size is '[1'; expected a whole number (at least 1)"),
     ("data.init_args.max_train_videos", "0", "is 0; expected a whole number (at least 1) or null"),
 ]

@@ -53,7 +53,7 @@ def results(folder):
 
 def evaluate(runs, checkpoint, *words, command="test"):
     assert main([command, f"--ckpt_path={checkpoint}", *QUICK, *words, f"--results.directory={runs}"]) == 0
-    return None if command == "predict" else results(runs)
+    return results(runs)
 
 
 def printed(capsys):
@@ -76,14 +76,6 @@ def test_a_test_of_a_checkpoint_repeats_the_table_of_its_run(run, checkpoint, ca
     where = f"(epoch {first['weights']['epoch']}, step {first['weights']['step']}) of {run}"
     chosen = "selected by val/t2v_R@1 on the validation split · select_on: val"
     assert f"weights of the best epoch {where}, {chosen}" in printed(capsys).replace("/ ", "/")
-
-
-def test_predict_also_builds_the_method_from_the_checkpoint(run, checkpoint, tmp_path):
-    evaluate(tmp_path, checkpoint, command="predict")
-    (path,) = tmp_path.glob("*/*/predictions.parquet")
-    best = pd.read_parquet(path).query("place == 1")
-    right = 100 * (best["video_id"] == best["correct_video_id"]).mean()
-    assert right == json.loads((run / "results.json").read_text())["text_to_video"]["R@1"]
 
 
 def test_an_option_that_changes_scores_needs_override(checkpoint, recipe, tmp_path, capsys):
@@ -211,7 +203,6 @@ def test_classes_of_other_packages_are_built_only_if_the_user_names_them(saved, 
     ("section", "options", "message"),
     [
         ("hyper_parameters", {"gather": "old"}, "model.init_args.gather is 'old'; expected"),
-        ("hyper_parameters", {"frames": "many"}, "model.init_args.frames is 'many'; expected"),
         ("hyper_parameters", {"color": 1}, "TCMGC has no option color"),
         ("datamodule_hyper_parameters", {"sampling": "old"}, "data.init_args.sampling is 'old'; expected"),
     ],
