@@ -25,9 +25,6 @@ def test_a_recipe_that_is_missing_or_would_run_code_is_refused(command, tmp_path
         error = error_of([*command, "--config", name], capsys)
         near = "recipes/tcmgc.yaml" if in_checkout and name.startswith("recipes/") else "tcmgc"
         assert f"--config {name}: no such file; did you mean {near}?" in error
-    deep = tmp_path / "deep.yaml"
-    deep.write_text("data: " + 10_000 * "[")
-    assert f"--config {deep}: not a recipe" in error_of([*command, f"--config={deep}"], capsys)
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"data: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
     error = error_of([*command, f"--config={recipe}"], capsys)
@@ -65,7 +62,7 @@ def test_tables_are_found_from_any_folder_and_unknown_ones_are_named_with_the_ne
     assert "names are tc-mgc-1a, " in error_of(["reproduce", "tcmgc-1a"], capsys)
 
 
-@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1", "# nothing"])
+@pytest.mark.parametrize("content", ["- a\n- list\n", "just words", "a: [1", "# nothing", "a: " + 5_000 * "["], ids=len)
 def test_a_file_that_is_not_a_recipe_is_named(content, tmp_path, capsys):
     (tmp_path / "list.yaml").write_text(content)
     words = ["data", "check", f"--config={tmp_path / 'list.yaml'}"]
