@@ -42,6 +42,16 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """End the limit of `limit_files` before pytest writes the result, maybe to a file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        return (yield)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def user_state(tmp_path_factory):
     """A separate state directory, so that indexes of tests are not remembered for the user."""
@@ -75,8 +85,7 @@ def ended():
 def limit_files():
     """Limit the size of the files that this process writes, as a full disk does; without a size, end the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size=soft: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return lambda size=soft: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
 
 @pytest.fixture(scope="module")
