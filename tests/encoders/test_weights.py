@@ -3,7 +3,6 @@
 import logging
 import pickle
 import zipfile
-from pathlib import Path
 
 import open_clip
 import pytest
@@ -108,20 +107,13 @@ def test_a_torchscript_archive_has_the_tensors_of_its_module(tmp_path):
     assert read_torchscript(tmp_path / "plain.pt") is read_torchscript(tmp_path / "text.pt") is None
 
 
-class Trap:
-    def __init__(self, target: Path):
-        self.target = target
-
-    def __reduce__(self):
-        return Path.touch, (self.target,)
-
-
 def test_code_in_a_file_of_weights_does_not_run(tmp_path):
-    torch.save({"state_dict": Trap(tmp_path / "ran")}, tmp_path / "evil.pt")
+    call = f"cos\nmkdir\n(V{tmp_path / 'ran'}\ntR.".encode()  # a pickle that creates a folder
+    (tmp_path / "evil.pt").write_bytes(call)
     with pytest.raises(ValueError, match=r"evil\.pt cannot be read as weights"):
         read_state_dict(tmp_path / "evil.pt")
     with zipfile.ZipFile(tmp_path / "archive.pt", "w") as archive:
-        archive.writestr("evil/data.pkl", pickle.dumps(Trap(tmp_path / "ran"), protocol=2))
+        archive.writestr("evil/data.pkl", call)
         archive.writestr("evil/constants.pkl", b"")
     with pytest.raises(pickle.UnpicklingError, match="which weights do not need"):
         read_torchscript(tmp_path / "archive.pt")
