@@ -1,18 +1,30 @@
-"""Every recipe parses, describes itself, and builds its method on the fixture's tiny encoder."""
+"""Every recipe parses, describes itself, and builds its method on the fixture's tiny encoder.
 
-from pathlib import Path
+Overlays of backbones name existing models, and those for hardware leave the training to the recipe.
+"""
 
+import re
+
+import open_clip
 import pytest
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import LightningModule
 
 from tvr_lightning.config.recipe import Recipe, with_defaults
-from tvr_lightning.config.recipe_files import read_recipe
+from tvr_lightning.config.recipe_files import RECIPES, read_recipe
+from tvr_lightning.data.loader import TrainingSampler
+from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.errors import UserError
 from tvr_lightning.testing import method_recipes
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 DATASETS = [path.stem for path in (RECIPES / "data").glob("*.yaml")]
+BACKBONES = [
+    path for path in sorted((RECIPES / "backbone").glob("*.yaml")) if "architecture" in path.read_text(encoding="utf-8")
+]
+DEVICES = {
+    "cpu": 1, "gpu1": 1, "ddp4": 4, "ddp8": 8, "gpu1-bf16": 1, "ddp4-bf16": 4, "ddp8-bf16": 8, "fsdp8-bf16": 8,
+    "multinode": 16,
+}  # fmt: skip
 
 
 def stacks():
@@ -103,3 +115,74 @@ def test_an_older_recipe_gets_the_defaults_of_missing_options_without_importing_
     found = with_defaults(older, now)
     assert (found["trainer"]["max_epochs"], found["data"]["init_args"]["seed"]) == (None, 0)
     assert found["model"]["init_args"]["tuning"]["class_path"] == "strangers.Tuning"
+
+
+@pytest.mark.parametrize("path", BACKBONES, ids=lambda path: path.stem)
+def test_a_backbone_names_a_model_of_open_clip_and_its_image_size(path):
+    options = read_recipe(path)["model"]["init_args"]["encoder"]["init_args"]
+    assert set(options) == {"architecture", "weights"}
+    assert options["weights"] in open_clip.list_pretrained_tags_by_model(options["architecture"])
+    size = open_clip.get_model_config(options["architecture"])["vision_cfg"]["image_size"]
+    comment = re.search(r"frames of (\d+) x (\d+) pixels", path.read_text(encoding="utf-8"))
+    assert comment is None or {int(side) for side in comment.groups()} == {size}
+
+
+@pytest.mark.parametrize(
+    ("recipes", "weights", "words"),
+    [
+        ([], "2B", "contains the following visual content."), (["qwen3-vl-embedding-8b"], "8B", "visual content."),
+        (["qwen3-vl-embedding-didemo"], "2B", "includes the following described scenes."),
+        (["qwen3-vl-embedding-msvd"], "2B", "corresponds to the given summary."),
+        (["qwen3-vl-embedding-vatex"], "2B", "fits the description provided."),
+    ],
+)  # fmt: skip
+def test_datasets_have_the_published_instructions_sizes_and_times(recipes, weights, words):
+    dataset = [f"data/{name}" for recipe in recipes if (name := recipe.rpartition("-")[2]) != "8b"]
+    backbones = [f"backbone/{name}" for name in ("qwen3-vl-embedding-2b", *recipes)]
+    config = Recipe.parse(["zero-shot", *dataset, *backbones]).config
+    encoder, data = config.model.init_args.encoder.init_args, config.data.init_args
+    assert encoder.weights == f"Qwen/Qwen3-VL-Embedding-{weights}"
+    assert encoder.query_instruction.endswith(words)
+    assert (encoder.video_options.resize, encoder.video_options.timestamps) == ("published", "list")
+    assert (data.frames, data.sampling) == (64, "uniform-floor")
+
+
+def test_hardware_overlays_set_only_the_machine():
+    found, hardware = {}, RECIPES / "hardware"
+    for overlay in set(hardware.glob("*.yaml")) - {hardware / "compiled.yaml", hardware / "tf32.yaml"}:
+        recipe = read_recipe(overlay)
+        assert set(recipe) == {"trainer", "data"}, overlay
+        assert set(recipe["trainer"]) <= {"accelerator", "devices", "num_nodes", "strategy", "precision"}, overlay
+        assert set(recipe["data"]["init_args"]) == {"num_workers"}, overlay
+        found[overlay.stem] = recipe["trainer"]["devices"] * recipe["trainer"].get("num_nodes", 1)
+    assert found == DEVICES
+
+
+def test_answering_refuses_ddp_that_expects_a_gradient_for_every_parameter():
+    given = [str(RECIPES / name) for name in ("dpdv-vqa.yaml", "hardware/ddp8-bf16.yaml")]
+    with pytest.raises(UserError, match=r"--trainer\.strategy=ddp_find_unused_parameters_true"):
+        Recipe.parse(given, []).check_trainer()
+    for more in ("trainer.strategy=ddp_find_unused_parameters_true", "trainer.strategy.find_unused_parameters=true"):
+        Recipe.parse(given, [f"--{more}"]).check_trainer()
+
+
+def test_hardware_overlays_compile_both_towers_and_shard_over_all_devices_into_one_file():
+    config = Recipe.parse(["clip4clip", "hardware/fsdp8-bf16", "hardware/compiled"]).config
+    assert config.model.init_args.encoder.init_args.compile_towers is True
+    trainer, options = config.trainer, config.trainer.strategy.init_args
+    assert trainer.strategy.class_path.endswith("ModelParallelStrategy")
+    assert (options.data_parallel_size, options.tensor_parallel_size) == (trainer.devices, 1)
+    assert options.save_distributed_checkpoint is False
+
+
+def test_an_overlay_adds_tf32_to_other_callbacks():
+    given = ["xpool", "hardware/gpu1", "hardware/tf32"]
+    callbacks = Recipe.parse(given, ["--trainer.callbacks+=EMAWeightAveraging"]).config.trainer.callbacks
+    assert [each.class_path.rpartition(".")[2] for each in callbacks] == ["TF32", "EMAWeightAveraging"]
+
+
+def test_batches_of_the_recipes_divide_over_the_devices(tmp_path):
+    for path in RECIPES.glob("*.yaml"):
+        data = read_recipe(path).get("data") or {}
+        TrainingSampler(10**6, data.get("init_args", {}).get("batch_size", 128), replicas=4)
+    assert MSRVTT(root=str(tmp_path)).batch_size % 8 == 0
