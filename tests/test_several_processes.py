@@ -7,13 +7,16 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from tvr_lightning.data.loader import EvaluationSampler
 from tvr_lightning.data.msrvtt import MSRVTT
 from tvr_lightning.data.msrvtt_qa import MSRVTTQA
 from tvr_lightning.encoders import TinyClipEncoder
 from tvr_lightning.errors import UserError
 from tvr_lightning.evaluation.answers import frequent_answers
 from tvr_lightning.evaluation.config import EvaluationConfig
+from tvr_lightning.evaluation.loop import bank_loaders
 from tvr_lightning.evaluation.normalization import DualSoftmax, QueryBankNorm
 from tvr_lightning.evaluation.reranker import FunctionReranker
 from tvr_lightning.evaluation.two_stage import TwoStage
@@ -218,3 +221,25 @@ def test_unequal_batches_are_gathered_with_their_types(several):
     kinds = ["torch.int64", "torch.float64", "torch.float32", "torch.bool"]
     for found in several:
         assert found["uneven"] == [[0, 2, 5], [0.0, 2.0, 5.0], [False, True, True], kinds, None]
+
+
+def loader(items, replicas=1, rank=0):
+    sampler = EvaluationSampler(items, replicas=replicas, rank=rank)
+    return DataLoader(TensorDataset(torch.arange(items)), batch_size=2, sampler=sampler)
+
+
+def test_a_bank_is_sampled_from_the_whole_split_and_shared_by_processes():
+    def drawn_by(seed, *share):
+        (found,) = bank_loaders([loader(40, *share)], 7, seed)
+        return torch.cat([batch[0] for batch in found]).tolist()
+
+    drawn = drawn_by(0)
+    assert drawn == sorted(set(drawn))
+    assert len(drawn) == 7
+    assert max(drawn) > 20 > min(drawn)
+    shares = [drawn_by(0, 2, rank) for rank in range(2)]
+    assert len(shares[0]) == len(shares[1]) == 4
+    assert sorted(set(shares[0] + shares[1])) == drawn
+    assert drawn_by(1) != drawn
+    small = loader(5)
+    assert bank_loaders([small], 5, 0) == [small]
