@@ -6,7 +6,6 @@ from methods.parts import FORMS, close
 from torch import nn
 from torch.nn import functional as F
 
-from tvr_lightning.pairwise import PairVectors
 from tvr_lightning.pairwise.dropout_masks import dropout_mask
 
 M, K, N, D, T = 20, 5, 45, 64, 7
@@ -68,17 +67,6 @@ def test_materialized_vectors_have_the_same_gradients_in_both_forms(slots, bias)
         made = vectors.materialize()
         found.append([made, *torch.autograd.grad(made.sin().sum(), parameters)])
     close(*found)
-
-
-def test_dropout_is_independent_for_every_element_of_every_pair_and_keeps_the_mean():
-    torch.manual_seed(0)
-    draws = 2000
-    hidden = PairVectors.mix(torch.rand(2, K, 3, 1).softmax(1), torch.randn(2, K, 16) + 1)
-    found = torch.stack([hidden.dropout(0.3).materialize() for _ in range(draws)]).flatten(1)  # (draws, N M D)
-    error = found.std(0) / draws**0.5
-    assert ((found.mean(0) - hidden.materialize().flatten()).abs() < 5 * error + 1e-6).all()
-    correlations = torch.corrcoef(1.0 * (found.T == 0)) - torch.eye(found.shape[1])
-    assert correlations.abs().max() < 6 / draws**0.5
 
 
 def dropped(values, probability):

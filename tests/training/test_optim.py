@@ -64,19 +64,6 @@ def test_bert_adam_updates_many_tensors_like_one_by_one(together, decay, clip, m
     torch.testing.assert_close([value.detach() for value in found], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_groups_contain_each_trainable_parameter_with_its_rate_and_decay():
-    method = Method()
-    groups = {group["name"]: group for group in parameter_groups(method, OptimizerConfig())}
-    assert {name: names_of(method, group) for name, group in groups.items()} == {
-        "encoder, decayed": {"encoder.0.weight", "encoder.1.weight", "temperature.logit_scale"},
-        "encoder, not decayed": {"encoder.0.bias", "encoder.1.bias"},
-        "method, decayed": {"head.0.weight", "head.1.weight", "temporal_encoder.weight"},
-        "method, not decayed": {"head.0.bias", "head.1.bias"},
-    }
-    rates = [(group["lr"], group["weight_decay"]) for group in groups.values()]
-    assert rates == [(1e-4, 0.0), (1e-4, 0.2), (1e-7, 0.0), (1e-7, 0.2)]
-
-
 def test_rates_of_patterns_override_those_of_the_parts():
     method = Method()
     config = OptimizerConfig(lr=1.0, encoder_lr=0.1, rates={"encoder.*": 0.2, "encoder.1.*": 0.3, "*scale": 0.0})
