@@ -113,6 +113,7 @@ def test_adamw_is_that_of_torch_with_the_same_groups(fused):
     assert bool(optimizer.defaults["foreach"]) is not fused
     assert {group["eps"] for group in optimizer.param_groups} == {1e-7}
     assert [group["initial_lr"] for group in optimizer.param_groups] == [1e-4, 1e-4, 1e-7, 1e-7]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.2, 0.0, 0.2]
 
 
 @pytest.mark.parametrize(
