@@ -42,6 +42,7 @@ VARIANTS = {
     CLIP4Clip: [{"similarity_header": kind} for kind in (MeanP(), SeqLSTM(2), SeqTransf(1), TightTransf(1))],
     XCLIP: [
         {"similarity_header": SeqTransf(2)},
+        *({"similarity_header": MeanP(), mask: True} for mask in ("mask_words", "mask_frames")),
         {
             "similarity_header": MeanP(), "similarity_aggregation": MeanAggregation(),
             "mask_words": True, "mask_frames": True,

@@ -39,17 +39,3 @@ def test_a_video_without_frames_and_a_text_without_words_score_zero(aggregation)
     assert (scores.parts["frame_word"] != 0).tolist() == [[False, False], [True, False]]
     scores.similarity.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in made.parameters())
-
-
-@pytest.mark.parametrize("side", ["words", "frames"])
-def test_a_mask_of_one_side_alone_leaves_out_what_it_masks(side):
-    text, video = features(3, 3, words=W, frames=F, width=D, **DOUBLE)
-    text.word_mask[0, 3:] = False
-    video.frame_mask[0, 2:] = False
-    made, changed = head(**{f"mask_{side}": True}), {"words": text.words[0, 3:], "frames": video.frames[0, 2:]}
-    before = made(text, video).parts
-    changed[side].copy_(torch.randn(changed[side].shape))
-    after = made(text, video).parts
-    for name in ("frame_word", {"words": "video_word", "frames": "sentence_frame"}[side]):
-        assert before[name].isfinite().all()
-        torch.testing.assert_close(after[name], before[name])

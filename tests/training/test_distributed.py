@@ -92,12 +92,6 @@ def test_records_are_gathered_in_rank_order_and_equal_on_all_devices(results):
         assert result["objects"] == ["rank 0", "rank 1"]
 
 
-def test_a_single_device_gathers_nothing():
-    tensor = torch.ones(2, 3)
-    assert all(gather_tensor(tensor, mode) is tensor for mode in ("global", "own-slice", "none"))
-    assert gather_objects(1) == [1]
-
-
 def test_a_value_that_is_not_finite_on_one_device_is_reported_on_every_device(results):
     assert "not finite: on another device" in results[0]["loss"]
     assert "a = nan; the batch's videos are video1" in results[1]["loss"]

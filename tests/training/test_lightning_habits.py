@@ -99,14 +99,10 @@ def test_is_refused_in_a_sentence_before_the_first_step(row, msrvtt, tmp_path, c
 
 
 def test_overfit_batches_repeats_the_batches(msrvtt):
-    seen = []
-
-    class Seen(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(batch.video.video_id)
-
     model, data = small(RECIPE, root=str(msrvtt))
-    quiet_trainer(overfit_batches=1, max_epochs=3, callbacks=[Seen()]).fit(model, datamodule=data)
+    seen = []
+    model.on_train_batch_start = lambda batch, index: seen.append(batch.video.video_id)
+    quiet_trainer(overfit_batches=1, max_epochs=3).fit(model, datamodule=data)
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
 
