@@ -7,7 +7,6 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,7 +57,7 @@ BILINGUAL = {
 }
 
 
-def sentences(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+def sentences(pairs: list[tuple[str, str]]) -> dict:
     videos = [{"video_id": name, "category": 9, "split": "train", "id": i} for i, name in enumerate(MSRVTT_IDS)]
     said = [{"caption": text, "video_id": name, "sen_id": i} for i, (name, text) in enumerate(pairs)]
     return {"info": {}, "videos": videos, "sentences": said}
@@ -68,7 +67,7 @@ def lsmdc(*lines: tuple[str, str]) -> str:
     return "".join("\t".join([clip, *["02.07.17.409"] * 4, sentence]) + "\n" for clip, sentence in lines)
 
 
-FILES: dict[type[TextVideoDataModule], dict[str, Any]] = {
+FILES: dict[type, dict] = {
     ActivityNet: {"val_1.json": PARAGRAPHS, "val_ids.json": ["v__b2", "v_a-1"]},
     Charades: {"Charades_v1_test.csv": CHARADES, "charades_sta_test.txt": MOMENTS},
     DiDeMo: {
@@ -103,7 +102,7 @@ FILES: dict[type[TextVideoDataModule], dict[str, Any]] = {
 }
 
 
-def written(root: Path, kind: type, changed: dict[str, Any] | None = None, **options: Any) -> TextVideoDataModule:
+def written(root: Path, kind: type, changed: dict | None = None, **options) -> TextVideoDataModule:
     """Write a dataset's files, some of them with other contents, and return its data module."""
     for name, content in {**FILES[kind], **(changed or {})}.items():
         path = root / kind.directory / name

@@ -1,7 +1,6 @@
 """Your own videos: captions from any table, checked and split like a dataset."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,7 +18,7 @@ ROWS = [
 ]
 
 
-def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_table(path: Path, rows: list[dict]) -> None:
     frame = pd.DataFrame(rows)
     if path.suffix == ".csv":
         frame.to_csv(path, index=False)
@@ -33,7 +32,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
 def root(tmp_path_factory, synthetic):
     """A folder with synthetic clips and a table of captions, two for the first clip."""
     root = tmp_path_factory.mktemp("own")
-    (root / "videos").symlink_to(synthetic("msrvtt") / "msrvtt" / "videos")
+    (root / "videos").symlink_to(synthetic("msrvtt", 20) / "msrvtt" / "videos")
     write_table(root / "captions.csv", ROWS)
     return root
 

@@ -2,8 +2,6 @@
 
 import functools
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import open_clip
 import pytest
@@ -31,16 +29,15 @@ ARCHITECTURES = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_architectures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_architectures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("architectures")
     for name, configuration in ARCHITECTURES.items():
         (folder / f"{name}.json").write_text(json.dumps(configuration))
     open_clip.add_model_config(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def models(tmp_path_factory):
     """Name of a saved model of a kind of `small_towers`, read-only."""
     root = tmp_path_factory.mktemp("models")
     return functools.cache(lambda kind: save_model(kind, root / kind))

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -93,7 +92,7 @@ def test_batches_and_bfloat16_give_descriptions(captioner, folder):
     assert {word for text in halved.describe(frames, "a red circle", 6) for word in text.split()} <= SAID
 
 
-def die(target: object, function: str, number: int, after: bool, action: Callable[..., object], *arguments) -> None:
+def die(target: object, function: str, number: int, after: bool, action, *arguments) -> None:
     """Do something until this process kills itself before or after the call of a function with this number."""
     call, calls = getattr(target, function), itertools.count(1)
 

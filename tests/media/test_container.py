@@ -3,7 +3,6 @@
 import io
 import socket
 import time
-from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
@@ -249,7 +248,7 @@ def spread(content: bytes, count: int, seed: int, within: int = 2**30) -> list[i
 
 
 NOISE = np.random.default_rng(0).bytes(2**22)
-HARMS: dict[str, Callable[[bytes], bytes]] = {
+HARMS = {
     "cut at a tenth": lambda data: data[: len(data) // 10],
     "cut in the middle": lambda data: data[: len(data) // 2],
     "one byte short": lambda data: data[:-1],

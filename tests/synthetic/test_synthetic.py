@@ -6,10 +6,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -220,11 +218,11 @@ def test_an_interrupted_call_leaves_nothing(tmp_path, ended):
 
 
 @pytest.fixture
-def dataset(synthetic) -> Callable[[str], Path]:
+def dataset(synthetic):
     return lambda name: synthetic(name, 16 if name == "msrvtt" else 8) / name
 
 
-def scenes(folder: Path) -> dict[str, Any]:
+def scenes(folder: Path) -> dict:
     content = json.loads((folder / "scenes.json").read_text(encoding="utf-8"))
     assert content["dataset"] == folder.name
     return dict(content["videos"])
