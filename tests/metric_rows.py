@@ -5,8 +5,9 @@ import json
 import torch
 
 from tvr_lightning.evaluation.balance import balance
-from tvr_lightning.evaluation.sources import Block, MatrixSource, ScoreSource
-from tvr_lightning.features import TextFeatures, VideoFeatures
+from tvr_lightning.evaluation.pair_scores import PairScores
+from tvr_lightning.evaluation.sources import MatrixSource
+from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.metrics import direction_metrics
 
 
@@ -37,16 +38,11 @@ def released_row(cases, name):
     return {"R@1": row["R1"], "R@5": row["R5"], "R@10": row["R10"], "MdR": row["MedianR"], "MnR": row["MeanR"]}
 
 
-class BlockSource(ScoreSource):
-    """A matrix in blocks of uneven size, as in an evaluation with a memory budget."""
+def in_blocks(matrix, rows=5, columns=3):
+    """A score matrix in blocks, as an evaluation with a memory budget."""
+    texts, videos = text_features(matrix), video_features(torch.eye(matrix.shape[1], dtype=matrix.dtype))
 
-    def __init__(self, matrix, rows=5, columns=3):
-        super().__init__(*matrix.shape, matrix.device)
-        self.matrix, self.steps = matrix, (rows, columns)
+    def score(text, video):
+        return Scores(text.sentence @ video.frames[:, 0].T)
 
-    def blocks(self):
-        for column in range(0, self.gallery, self.steps[1]):
-            for row in range(0, self.queries, self.steps[0]):
-                rows = slice(row, min(row + self.steps[0], self.queries))
-                columns = slice(column, min(column + self.steps[1], self.gallery))
-                yield Block(self.matrix[rows, columns], rows, columns)
+    return PairScores(score, texts, videos, block_texts=rows, block_videos=columns)

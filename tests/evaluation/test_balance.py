@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from metric_rows import BlockSource, text_features, video_features
+from metric_rows import in_blocks, text_features, video_features
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -37,7 +37,7 @@ def test_the_share_of_an_item_follows_from_its_matching_queries():
         share = (matches / matches.sum(1, keepdims=True)).sum(0)
         odds = np.exp(matrix.numpy() / GAMMA - matrix.numpy().max() / GAMMA)
         mass = (odds / odds.sum(1, keepdims=True)).sum(0)
-        found = balance(BlockSource(matrix, 2, 2), GAMMA, queries, items)
+        found = balance(in_blocks(matrix, 2, 2), GAMMA, queries, items)
         assert found.error == pytest.approx(np.abs(share - mass).mean())
         edges, counts = found.rates["edges"].numpy(), found.rates["items"].tolist()
         assert counts == np.histogram(mass / share, [*edges, np.inf])[0].tolist()

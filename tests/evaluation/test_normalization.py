@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from metric_rows import BlockSource
+from metric_rows import in_blocks
 from torch.nn.functional import normalize
 
 from tvr_lightning.data.ground_truth import GroundTruth
@@ -137,9 +137,9 @@ def test_logits_of_a_released_model_are_ranked_in_log_space(test_data):
 @pytest.mark.parametrize("blocks", [(1, 1), (4, 5), (100, 3)])
 def test_blocks_give_the_same_result_as_the_whole_matrix(blocks):
     similarity, bank = scores(13, 12), scores(20, 12, seed=1)
-    source = BlockSource(similarity, *blocks)
+    source = in_blocks(similarity, *blocks)
     for normalizer in (DualSoftmax(20.0), QueryBankNorm(k=3), SinkhornBias(0.1)):
-        adjust = normalizer.fit(source, Context(bank=BlockSource(bank, *blocks)))
+        adjust = normalizer.fit(source, Context(bank=in_blocks(bank, *blocks)))
         whole = normalize_scores(normalizer, similarity, bank)
         torch.testing.assert_close(adjust(similarity[2:9, 3:8], slice(2, 9), slice(3, 8)), whole[2:9, 3:8])
         values, columns = best_of_gallery(AdjustedSource(source, adjust), 4)
