@@ -37,31 +37,19 @@ def model(**options):
     return build(GAID, options, torch.float32)
 
 
-def fused_frames(made, sentence, frames, audio, mask):
-    """Return f = g a + (1 - g) v of one video (F, D) under one text (D,)."""
-    if made.gate is None:
-        return frames
-    if made.gate.level == "sample":
-        frame_part, audio_part = frames[mask].mean(0, keepdim=True), audio[mask].mean(0, keepdim=True)
-    else:
-        frame_part, audio_part = frames, audio
-    parts = [frame_part, audio_part]
-    if made.gate.text != "none":
-        parts.append(sentence.expand(len(frame_part), -1))
-    gate = made.gate.linear(torch.cat(parts, dim=-1)).sigmoid()
-    return gate * audio + (1 - gate) * frames
-
-
-def pooled(made, sentence, frames, mask):
-    """Return z (D,) of one video under one text; tests/pairwise compare the attention with that of torch."""
-    queries = made.attention.queries(sentence.view(1, 1, D))
-    return made.attention(queries, frames[mask].unsqueeze(0)).materialize().flatten()
-
-
 def plain_score(made, sentence, frames, audio, mask):
-    """Score one text against one video."""
-    fused = fused_frames(made, sentence, frames, audio, mask)
-    z = pooled(made, sentence, fused, mask)
+    """Score one text against one video; tests/pairwise compare the attention with that of torch."""
+    fused = frames
+    if made.gate is not None:  # f = g a + (1 - g) v
+        parts = [frames, audio]
+        if made.gate.level == "sample":
+            parts = [part[mask].mean(0, keepdim=True) for part in parts]
+        if made.gate.text != "none":
+            parts.append(sentence.expand(len(parts[0]), -1))
+        gate = made.gate.linear(torch.cat(parts, dim=-1)).sigmoid()
+        fused = gate * audio + (1 - gate) * frames
+    queries = made.attention.queries(sentence.view(1, 1, D))
+    z = made.attention(queries, fused[mask].unsqueeze(0)).materialize().flatten()
     text = sentence / sentence.norm() if made.options.normalize_text else sentence
     if made.radius is None:
         return torch.cosine_similarity(text, z, dim=0)
