@@ -17,7 +17,6 @@ from tvr_lightning.methods import TCMGC
 from tvr_lightning.methods.tcmgc.model import LinearSoftmaxAggregation, TCMGCHead
 from tvr_lightning.methods.tcmgc.options import Decorrelation, LanguageVideoAttention, SlotReorganization, TCMGCOptions
 from tvr_lightning.methods.tcmgc.reorganization import parted, reorganize
-from tvr_lightning.methods.xclip import AOSM
 from tvr_lightning.training.losses import info_nce
 
 CONTRASTS = ("video_sentence", "video_word", "sentence_frame", "frame_word")
@@ -125,17 +124,6 @@ def test_the_largest_slots_are_kept(dim, kept):
     assert torch.equal(top, expected[:kept])
     assert torch.equal(rest.sort(0, descending=True).values, expected[kept:])
     assert torch.equal(parted(slots.clone().requires_grad_(), kept, rest=False)[0], top)
-
-
-@pytest.mark.parametrize("absent", [0, 2, 5])
-@pytest.mark.parametrize("kind", [ISA(7.0), SoftmaxAggregation(7.0), MeanAggregation(), AOSM(7.0)])
-def test_similarities_may_be_scaled_by_the_temperature_already(kind, absent):
-    torch.manual_seed(0)
-    module, similarities = kind.module(5), torch.randn(5, 4)
-    similarities[5 - absent :, 0] = -torch.inf
-    scaled = module.temperature * similarities
-    torch.testing.assert_close(module(scaled, scaled=True), module(similarities))
-    assert bool(torch.isfinite(module(scaled, scaled=True)).all()) == (absent < 5)
 
 
 @pytest.mark.parametrize("mode", ["off", "removal", "fusion"])
