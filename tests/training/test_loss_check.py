@@ -7,13 +7,11 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from resume_run import add_callback
-from small_run import small_run
-
-# isort: split
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
+from resume_run import add_callback
+from small_run import small_run
 
 from tvr_lightning.cli import main
 from tvr_lightning.errors import UserError
@@ -38,8 +36,6 @@ CLIP4Clip.losses = lambda self, pairs: {{
 strike_in({BROKEN}, signal.SIGKILL)
 sys.exit(main(sys.argv[1:]))
 """
-
-
 ALONE = "--model.init_args.released_devices=null"
 
 
