@@ -295,7 +295,12 @@ def test_other_settings_start_a_new_run_instead_of_changing_a_finished_one(copie
     assert "version_1" in second["checkpoint"]
 
 
-def test_a_damaged_config_of_the_run_to_resume_is_named(copied_run, msrvtt, tmp_path, capsys):
+def test_a_damaged_config_and_weights_alone_cannot_be_resumed(copied_run, msrvtt, tmp_path, capsys):
+    saved = torch.load(copied_run / "checkpoints" / "last.ckpt", weights_only=True)
+    del saved["optimizer_states"], saved["lr_schedulers"]
+    torch.save(saved, tmp_path / "w.ckpt")
+    assert main(["fit", *small_run(msrvtt, tmp_path / "runs", f"--ckpt_path={tmp_path / 'w.ckpt'}")]) == 2
+    assert "w.ckpt contains weights only" in capsys.readouterr().err
     (copied_run / "config.yaml").write_text("trainer: [")
     assert main(["fit", *small_run(msrvtt, tmp_path, RESUME)]) == 2
     assert f"{copied_run / 'config.yaml'}: not a recipe" in capsys.readouterr().err
@@ -334,15 +339,6 @@ def test_other_optimizer_options_are_refused(option, message, finished_run, msrv
     assert main(["fit", *small_run(msrvtt, tmp_path / "runs", *more)]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.ckpt"))
-
-
-def test_training_does_not_resume_from_weights_alone(finished_run, msrvtt, tmp_path, capsys):
-    saved = torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)
-    torch.save(
-        {name: saved[name] for name in saved.keys() - {"optimizer_states", "lr_schedulers"}}, tmp_path / "w.ckpt"
-    )
-    assert main(["fit", *small_run(msrvtt, tmp_path / "runs", f"--ckpt_path={tmp_path / 'w.ckpt'}")]) == 2
-    assert "w.ckpt contains weights only" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:.ModelCheckpoint.monitor=")

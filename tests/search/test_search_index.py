@@ -208,15 +208,6 @@ def test_folders_without_an_index_are_refused(gallery, out, ckpt, change, messag
     assert [(path, path.stat().st_mtime_ns) for path in sorted(out.rglob("*"))] == before
 
 
-def test_a_folder_with_other_files_is_refused_before_weights_are_loaded(gallery, tmp_path, out, capsys):
-    write_foreign_files(out)
-    (tmp_path / "nowhere.ckpt").write_text("no weights")
-    assert main(["index", str(gallery), "--out", str(out), "--ckpt_path", str(tmp_path / "nowhere.ckpt")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{out} contains files that are not part of an index (videos.d, videos.lance.bak, videos.txt)" in line
-    assert files_of(out) == FOREIGN_FILES
-
-
 def test_a_run_that_is_killed_before_its_first_batch_leaves_nothing(gallery, out, ckpt, ended):
     def killed_while_loading():
         build = functools.wraps(TinyClipEncoder.__init__)  # checkpoints are checked against its signature
@@ -229,8 +220,9 @@ def test_a_run_that_is_killed_before_its_first_batch_leaves_nothing(gallery, out
     assert not out.exists()
 
 
-def test_a_failed_index_removes_no_files_of_the_user(folder, out, ckpt, monkeypatch, capsys):
-    build = TinyClipEncoder.__init__
+def test_a_folder_with_other_files_is_refused_and_none_of_them_removed(folder, out, ckpt, monkeypatch, capsys):
+    """The user writes them while weights are loaded, and they are refused before weights are loaded."""
+    build, command = TinyClipEncoder.__init__, ["index", str(folder), "--out", str(out), *ckpt]
 
     @functools.wraps(build)
     def build_while_the_user_writes(*given, **named):
@@ -240,8 +232,13 @@ def test_a_failed_index_removes_no_files_of_the_user(folder, out, ckpt, monkeypa
     monkeypatch.setattr(TinyClipEncoder, "__init__", build_while_the_user_writes)
     folder.mkdir()
     (folder / "fake.mp4").write_text(FAKE)
-    assert main(["index", str(folder), "--out", str(out), *ckpt])
+    assert main(command) == 2
     assert "no video could be read" in capsys.readouterr().err
+    assert files_of(out) == FOREIGN_FILES
+    monkeypatch.setattr(TinyClipEncoder, "__init__", None)
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{out} contains files that are not part of an index (videos.d, videos.lance.bak, videos.txt)" in line
     assert files_of(out) == FOREIGN_FILES
 
 
