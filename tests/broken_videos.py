@@ -40,7 +40,7 @@ def write_video(
     container_options=None, stamps=None, rotation=0, sound=0.0, sound_rate=16000, picture=numbered,
 ):  # fmt: skip
     """Write a video of numbered frames; `stamps` are times in milliseconds, `sound` seconds of a tone."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = *size, pixel_format

@@ -3,9 +3,9 @@
 import socket
 from contextlib import contextmanager
 
-import av
 import numpy as np
 import torch
+from broken_videos import write_video
 from browser import serving
 
 from tvr_lightning.encoders import TinyClipEncoder
@@ -18,14 +18,8 @@ TINY = {"width": 64, "image_size": 32, "text_layers": 1, "vision_layers": 1}
 
 def write_frames(path, pictures):
     """An mp4 of frames (F, H, W, 3) at 4 per second."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=4)
-        stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "yuv420p"
-        for picture in pictures:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
-    return path
+    height, width = pictures.shape[1:3]
+    return write_video(path, len(pictures), rate=4, size=(width, height), picture=lambda number, *_: pictures[number])
 
 
 def write_clip(path, number, frames=12):
