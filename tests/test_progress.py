@@ -136,7 +136,7 @@ def test_without_a_terminal_lines_report_progress_at_intervals(capsys):
     assert "Epoch 1/1, step 1 of 3" in lines
     assert any(re.fullmatch(r"Epoch 1/1, step 2 of 3, 0:00:\d\d left of the run", line) for line in lines)
     assert any(line.startswith("validate, batch 1 of 1") for line in lines)
-    assert "test, batch 1 of 2" in lines
+    assert "test, batch 1 of 1" in lines
     rare = quiet_trainer(**options, limit_val_batches=0, callbacks=[ProgressReport(print_progress, 60.0)])
     rare.fit(method, datamodule=data)
     assert [line for line in capsys.readouterr().out.splitlines() if "step" in line] == ["Epoch 1/1, step 1 of 3"]
