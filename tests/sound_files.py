@@ -10,8 +10,6 @@ from tvr_lightning.data.audio_alignment import audio_input
 from tvr_lightning.data.batch import Media
 from tvr_lightning.media.audio import AudioTrack
 
-FPS = 10
-
 
 def tone(seconds, rate=16_000, frequency=440.0, channels=1):
     """(channels, T) float32 sine of amplitude 0.5."""
@@ -28,7 +26,7 @@ def burst(seconds, start, stop, rate=16_000):
 
 def write_clip(
     path, sound, rate=16_000, *, seconds=2.0, codec="pcm_s16le", layout="mono", sound_start=0.0, picture_start=0.0,
-    spoil=lambda number: False, gray=128, fps=FPS,
+    spoil=lambda number: False, gray=128, fps=10,
 ):  # fmt: skip
     """Write a clip with `seconds` of gray frames and an audio track.
 

@@ -62,14 +62,7 @@ def test_audio_files_are_read(tmp_path, suffix):
     assert read_audio(path).present
 
 
-def concat(target: object) -> str:
-    return f"ffconcat version 1.0\nfile '{target}'\n"
-
-
-def hls(target: object) -> str:
-    return f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{target}\n#EXT-X-ENDLIST\n"
-
-
+HLS = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:3,\n{}\n#EXT-X-ENDLIST\n"
 SDP = """v=0\no=- 0 0 IN IP4 127.0.0.1\ns=-\nc=IN IP4 127.0.0.1\nt=0 0
 m=video {port} RTP/AVP 96\na=rtpmap:96 H264/90000
 """
@@ -84,7 +77,8 @@ def test_no_reader_follows_a_playlist(tmp_path):
         host.settimeout(0)
         url = f"http://127.0.0.1:{port}/other.ts"
         targets = ("../elsewhere/other.ts", target, "clip3.mp4", url)  # clip3.mp4: itself
-        playlists = [*map(concat, targets), *map(hls, (target, target.as_uri(), url)), SDP.format(port=port)]
+        playlists = [f"ffconcat version 1.0\nfile '{each}'\n" for each in targets]
+        playlists += [HLS.format(each) for each in (target, target.as_uri(), url)] + [SDP.format(port=port)]
         for number, playlist in enumerate(playlists, start=1):
             for path in (videos / f"clip{number}.mp4", videos / f"clip{number}.m3u8"):
                 path.write_text(playlist)
@@ -268,16 +262,12 @@ HARMS = {
 }
 
 
-def halves(duration: float) -> list[tuple[float, float]]:
-    return [(0.0, duration / 2), (duration / 2, duration)]
-
-
 READERS = [
     probe,
     read_audio,
     lambda path: read_audio(path, span=(0.5, 1.5)),
     lambda path: read_clip(path, frames=2, prepare=Preparation(64)),
-    lambda path: read_parts(path, halves, frames=2, prepare=Preparation(64)),
+    lambda path: read_parts(path, lambda end: [(0.0, end / 2), (end / 2, end)], frames=2, prepare=Preparation(64)),
 ]
 
 
