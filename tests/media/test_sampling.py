@@ -145,12 +145,6 @@ def test_invalid_spans_and_a_missing_generator_are_refused(options, message):
         sample_frames(**arguments)
 
 
-def qwen_number(count: int, seconds: float, most: int) -> int:
-    """Number of frames by qwen-vl-utils' rule at one frame per second (`smart_nframes`)."""
-    bounded = min(min(max(seconds, 4), most // 2 * 2), count)
-    return int(bounded // 2 * 2)
-
-
 @given(st.integers(2, 900), st.integers(1, 60), st.integers(4, 64))
 @settings(max_examples=100, deadline=None)
 def test_rules_of_vision_language_models_spread_over_the_whole_clip(count, rate, frames):
@@ -158,8 +152,8 @@ def test_rules_of_vision_language_models_spread_over_the_whole_clip(count, rate,
     evenly = sample_frames(*clip, frames, "uniform-floor").tolist()
     assert evenly == ([i * count // frames for i in range(frames)] if count > frames else list(range(count)))
     found = sample_frames(*clip, frames, "one-fps-even").tolist()
-    number = qwen_number(count, count / rate, frames)
-    assert found == torch.linspace(0, count - 1, number).round().long().tolist()
+    bounded = min(min(max(count / rate, 4), frames // 2 * 2), count)  # qwen-vl-utils' rule (`smart_nframes`)
+    assert found == torch.linspace(0, count - 1, int(bounded // 2 * 2)).round().long().tolist()
     rounded = sample_frames(*clip, frames, "uniform-round").tolist()
     assert rounded == torch.linspace(0, count - 1, min(frames, count)).round().long().tolist()
     assert sample_frames(*constant(1, 10.0), frames, "one-fps-even").tolist() == [0]
