@@ -20,33 +20,29 @@ def tvr(words, folder, timeout=300, devices=1, program=None):
     `program` is a Python file to run instead of `tvr`. Of several processes, the output and status of a failed one
     are returned, or of the first.
     """
-    context = multiprocessing.get_context(start_method())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    group = {"NODE_RANK": "0", "WORLD_SIZE": str(devices), "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
     processes = []
-    for rank in range(devices):
-        group = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(devices), "MASTER_PORT": port}
-        environment = {**os.environ, **({**group, "MASTER_ADDR": "127.0.0.1"} if devices > 1 else {})}
-        files = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
-        processes.append((context.Process(target=_command, args=(words, environment, *files, program)), files))
     try:
-        for process, _ in processes:
-            process.start()
-        for process, _ in processes:
+        for rank in range(devices):
+            more = {**group, "LOCAL_RANK": str(rank)} if devices > 1 else {}
+            processes.append(started(words, folder, rank, more, program))
+        for process in processes:
             process.join(timeout)
     finally:
-        for process, _ in processes:
+        for process in processes:
             end(process)
-    ended = next((each for each in processes if each[0].exitcode), processes[0])
-    texts = [Path(file).read_text(encoding="utf-8") for file in ended[1]]
-    return subprocess.CompletedProcess(["tvr", *words], ended[0].exitcode, *texts)
+    rank = next((rank for rank, process in enumerate(processes) if process.exitcode), 0)
+    texts = [(folder / f"{stream}-{rank}.txt").read_text(encoding="utf-8") for stream in ("out", "err")]
+    return subprocess.CompletedProcess(["tvr", *words], processes[rank].exitcode, *texts)
 
 
-def started(words: list[str], folder: Path) -> multiprocessing.Process:
+def started(words, folder, rank=0, more=None, program=None):
     """Start a command with errors in err-0.txt; pass it to the fixture `ended`, which ends it after the test."""
-    files = [str(folder / f"{stream}-0.txt") for stream in ("out", "err")]
-    arguments = (words, dict(os.environ), *files, None)
+    files = [str(folder / f"{stream}-{rank}.txt") for stream in ("out", "err")]
+    arguments = (words, {**os.environ, **(more or {})}, *files, program)
     process = multiprocessing.get_context(start_method()).Process(target=_command, args=arguments)
     process.start()
     return process
