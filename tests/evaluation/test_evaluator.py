@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from metric_rows import summarize, text_features, video_features
 from torch.nn.functional import normalize
 
@@ -20,6 +19,7 @@ from tvr_lightning.features import Scores, TextFeatures, VideoFeatures
 from tvr_lightning.metrics import direction_metrics
 from tvr_lightning.ranks import text_to_video_ranks, video_to_text_ranks
 from tvr_lightning.testing import run_processes
+from tvr_lightning.training.distributed import gather_tensor
 
 
 def cosine(text: TextFeatures, video: VideoFeatures) -> Scores:
@@ -263,12 +263,6 @@ def test_a_method_with_logits_gets_the_ranks_of_its_matrix(normalizer, scale):
     ].tolist() == found.text_to_video_ranks.better.tolist()
 
 
-def gather(tensor: torch.Tensor) -> torch.Tensor:
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
-    return torch.stack(parts)
-
-
 SHARDED = {
     "plain": None, "dsl": DualSoftmax(5.0), "qb": QueryBankNorm(5.0), "sinkhorn": SinkhornBias(0.2, "oracle"),
     "two stages": TwoStage(2),
@@ -285,7 +279,8 @@ def evaluate_all(evaluator) -> dict:
 
 
 def evaluate_in_a_process(rank: int, world: int) -> tuple[dict, str]:
-    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=ProcessShare(rank, world, gather))
+    share = ProcessShare(rank, world, lambda tensor: gather_tensor(tensor.unsqueeze(0)))
+    evaluator = Evaluator(cosine, block_texts=5, block_videos=3, shard=share)
     found = evaluate_all(evaluator)
     texts, videos, truth = split()
     # Only one block of videos has the NaN, and all processes stop.

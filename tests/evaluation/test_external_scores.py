@@ -1,7 +1,6 @@
 """External scores in all supported formats, compared with the authors' code and pytrec_eval."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -432,20 +431,13 @@ def test_intervals_of_a_normalization_with_the_test_queries_are_marked(folder, c
         assert ("| single [external, transductive] |" in Path("runs/evaluated/report/report.md").read_text()) == marked
 
 
-@pytest.fixture
-def scores() -> Path:
-    """Folder of real matrices of CLIP4Clip, InternVideo2, and VAST, and of the texts in their rows."""
-    folder = Path(os.environ.get("TVR_TEST_DATA", "missing")) / "scores"
-    if not folder.is_dir():
-        pytest.skip("needs the score matrices in TVR_TEST_DATA")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("dataset", "listed"), [("msrvtt", "MSRVTT"), pytest.param("didemo", "DiDeMo", marks=pytest.mark.slow)]
 )
-def test_real_matrices_give_the_recalls_of_a_plain_count(scores, dataset, listed, tmp_path, monkeypatch, capsys):
+def test_real_matrices_give_the_recalls_of_a_plain_count(test_data, dataset, listed, tmp_path, monkeypatch):
+    """Matrices of CLIP4Clip, InternVideo2, and VAST, and the texts in their rows."""
     monkeypatch.chdir(tmp_path)
+    scores, annotations = test_data / "scores", test_data / "annotations"
     systems = [scores / f"{name}_{dataset}.npz" for name in ("clip4clip", "VAST", "InternVideo2")]
     ids = f"--ids={scores / f'descs_ret_test_{dataset}.csv'}"
     assert main(["evaluate", *map(str, systems), ids]) == 0
@@ -459,14 +451,9 @@ def test_real_matrices_give_the_recalls_of_a_plain_count(scores, dataset, listed
                 expected = 100 * np.clip((k - better) / tied, 0, 1).mean()
                 assert found[direction][f"R@{k}"] == pytest.approx(expected, abs=0.01)
     assert len(differences(f"descs_ret_test_{dataset}")) == 3 * (2 * 5 + 1)
-    if (annotations := scores.parent / "annotations").is_dir():
-        plain = json.loads(file.read_text())
-        assert (
-            main(["evaluate", str(systems[-1]), ids, f"--data={listed}", f"--data.init_args.root={annotations}"]) == 0
-        )
-        (file,) = set(Path().glob(f"runs/evaluated/{systems[-1].stem.lower()}-*/*/results.json")) - {file}
-        named = json.loads(file.read_text())
-        assert {name: named[name] for name in ("text_to_video", "texts")} == {
-            n: plain[n] for n in ("text_to_video", "texts")
-        }
-        assert named["partial"] == (dataset == "didemo"), "one text of DiDeMo is missing"
+    assert main(["evaluate", str(systems[-1]), ids, f"--data={listed}", f"--data.init_args.root={annotations}"]) == 0
+    (file,) = set(Path().glob(f"runs/evaluated/{systems[-1].stem.lower()}-*/*/results.json")) - {file}
+    named = json.loads(file.read_text())
+    assert named["text_to_video"] == found["text_to_video"]
+    assert named["texts"] == found["texts"]
+    assert named["partial"] == (dataset == "didemo"), "one text of DiDeMo is missing"
