@@ -12,12 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from search_parts import save_method, write_clip
+from search_parts import TINY, save_method, write_clip
 
 from tvr_lightning.methods import XPool
 
 ROOT = Path(__file__).parent.parent
-SMALL = {"width": 64, "text_layers": 1, "vision_layers": 1, "image_size": 32}
 
 
 def test_the_container_copies_existing_files_and_installs_with_the_constraints():
@@ -34,7 +33,7 @@ def test_the_container_copies_existing_files_and_installs_with_the_constraints()
 def test_the_script_of_the_container_indexes_and_serves_and_names_missing_variables(tmp_path, ended):
     pytest.importorskip("lancedb")
     pytest.importorskip("uvicorn")
-    save_method(XPool, tmp_path / "last.ckpt", SMALL, 2)
+    save_method(XPool, tmp_path / "last.ckpt", TINY, 2)
     write_clip(tmp_path / "videos" / "a.mp4", 1)
     program = tmp_path / "bin" / "tvr"
     program.parent.mkdir()
