@@ -181,17 +181,14 @@ def test_predict_takes_videos_whose_texts_are_not_read(synthetic, tmp_path):
 
 
 AUDIO = "--model.init_args.audio_encoder"
+ANSWERS = "dpdv-vqa --data.init_args.audio=whisper --model.init_args.micro=false --model.init_args.method"
 MISSING = {
     "clip4clip --model.init_args.encoder.init_args.weights=ViT-B-32.pt": ("ViT-B-32.pt", "tvr data synth msrvtt"),
     "gaid --data.init_args.audio=whisper": ("whisper/base.pt",),
-    f"gaid --data.init_args.audio=whisper {AUDIO}=WhisperEncoder {AUDIO}.init_args.weights=speech/tiny.pt": (
-        "speech/tiny.pt",
-    ),
+    f"gaid --data.init_args.audio=whisper {AUDIO}=WhisperEncoder {AUDIO}.init_args.weights=tiny.pt": ("tiny.pt",),
     f"gaid --data.init_args.audio=wav2vec2 {AUDIO}=Wav2Vec2Encoder {AUDIO}.init_args.weights=wav2vec": ("wav2vec, ",),
-    "dpdv-vqa --data.init_args.audio=whisper --model.init_args.micro=false --model.init_args.method=GAID": (
-        "whisper/base.pt",
-    ),
-    "dpdv-vqa --data.init_args.audio=whisper --model.init_args.micro=false --model.init_args.method=CLIP4Clip": (),
+    f"{ANSWERS}=GAID": ("whisper/base.pt",),
+    f"{ANSWERS}=CLIP4Clip": (),
 }
 
 
