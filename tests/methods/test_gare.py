@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from tvr_lightning.features import VideoFeatures
+from tvr_lightning.methods.gare.increments import Increments
 from tvr_lightning.methods.gare.method import GARE
 from tvr_lightning.methods.gare.model import (
     GAREHead,
@@ -31,6 +32,7 @@ from tvr_lightning.methods.gare.options import (
     TextPooling,
     Variance,
 )
+from tvr_lightning.pairwise import DensePairVectors, PairVectors, tiles
 from tvr_lightning.training.losses import info_nce
 
 N, M, W, FRAMES, D = 5, 4, 6, 3, 16
@@ -154,7 +156,7 @@ def test_the_geometry_is_that_of_the_increments():
 
 
 def random_increments():
-    return torch.randn(N, M, D, generator=torch.Generator().manual_seed(4), dtype=torch.double)
+    return torch.randn(M, N, D, generator=torch.Generator().manual_seed(4), dtype=torch.double).transpose(0, 1)
 
 
 @pytest.mark.parametrize("anchor", ["video", "text"])
@@ -254,3 +256,49 @@ def test_terms_are_left_out_with_weight_zero_without_increments_or_with_one_pair
     method = module()
     with pytest.warns(UserWarning, match="a batch of one pair has no variance"):
         assert set(method.losses(pairs(method, 1))) == {"info_nce"}
+
+
+# Measures of increments and cosines of corrected texts
+
+
+@pytest.fixture(params=[tiles.TILE, 50], ids=["one tile", "several tiles"])
+def tile(request, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE", request.param)
+
+
+@pytest.mark.usefixtures("tile")
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("used", [slice(4), slice(2), slice(2, 4)], ids=["all", "products", "moments"])
+def test_measures_and_gradients_match_plain_operators(over, used):
+    vectors = random_increments().requires_grad_()
+    measured = Increments(vectors, over)
+    unit = vectors / vectors.norm(dim=-1, keepdim=True)
+    found = [measured.lengths, measured.cosines, measured.mean, measured.deviation]
+    expected = [vectors.norm(dim=-1), unit @ unit.transpose(1, 2), vectors.mean(over), vectors.std(over)]
+    close(found, expected)
+    gradients = [
+        torch.autograd.grad(sum((each.sin() * place).sum() for place, each in enumerate(some[used], 1)), vectors)[0]
+        for some in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.usefixtures("tile")
+@pytest.mark.parametrize("slots", [1, 2])
+def test_cosines_of_corrected_texts_have_the_gradients_of_plain_operators(slots):
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.double, requires_grad=True)
+
+    vectors, texts, weights, frames = drawn(3, 5, slots, 6), drawn(5, 1, 6), drawn(3, 2, 5, slots), drawn(3, 2, 6)
+    for corrects in (True, False):
+        found = []
+        for form in (PairVectors, DensePairVectors):
+            corrected = DensePairVectors(vectors)
+            if corrects:
+                corrected = form.from_texts(texts, videos=3) + corrected
+            cosine = corrected.cosine(form.mix(weights, frames))
+            ask = [vectors, weights, frames, texts]
+            found.append((cosine, *torch.autograd.grad(cosine.sin().sum(), ask, materialize_grads=True)))
+        close(*found)

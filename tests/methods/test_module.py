@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from methods.parts import encoder
 
 from tvr_lightning.config.recipe import from_recipe
 from tvr_lightning.data.msrvtt import MSRVTT
@@ -16,18 +17,12 @@ from tvr_lightning.testing.processes import quiet_trainer
 from tvr_lightning.training.checkpoints import CheckpointError
 
 
-@pytest.fixture(scope="module")
-def encoder():
-    torch.manual_seed(0)
-    return TinyClipEncoder(width=64, text_layers=4, vision_layers=1)
-
-
-def test_local_losses_are_refused_if_a_loss_needs_all_scores(encoder):
-    assert CLIP4Clip(encoder, words=8, gather="local").gather == "local"
+def test_local_losses_are_refused_if_a_loss_needs_all_scores():
+    assert CLIP4Clip(encoder(), words=8, gather="local").gather == "local"
     for method, contrast in ((GARE, None), (TCMGC, None), (CLIP4Clip, NCL())):
         name = f"NCL on {method.__name__}" if contrast else method.__name__
         with pytest.raises(ValueError, match=f"the loss of {name} needs the scores of the whole batch"):
-            method(encoder, words=8, gather="local", contrast=contrast)
+            method(encoder(), words=8, gather="local", contrast=contrast)
 
 
 @pytest.mark.parametrize(("bias", "largest"), [(-16.0, 117.0), (0.0, 100.0)])
@@ -85,20 +80,20 @@ def test_a_recipe_adds_metrics_to_the_table(msrvtt):
 @pytest.mark.parametrize(
     ("change", "missing"),
     [
-        ({}, "image_size=64"),
-        ({"image_size": 64, "frames": 3}, "frames=4"),
-        ({"image_size": 64, "resize_mode": "squash"}, "resize_mode='shortest'"),
-        ({"image_size": 64, "interpolation": "bilinear"}, "interpolation='bicubic'"),
+        ({}, "image_size=32"),
+        ({"image_size": 32, "frames": 3}, "frames=4"),
+        ({"image_size": 32, "resize_mode": "squash"}, "resize_mode='shortest'"),
+        ({"image_size": 32, "interpolation": "bilinear"}, "interpolation='bicubic'"),
     ],
 )
-def test_data_that_prepares_other_frames_than_the_encoder_needs_is_refused(change, missing, encoder, msrvtt):
+def test_data_that_prepares_other_frames_than_the_encoder_needs_is_refused(change, missing, msrvtt):
     data = MSRVTT(root=str(msrvtt), num_workers=0, **{"frames": 4} | change)
     with pytest.raises(UserError, match=rf"MSRVTT reads other frames than CLIP4Clip needs\. Pass it {missing}\."):
-        quiet_trainer().validate(CLIP4Clip(encoder, frames=4), data)
+        quiet_trainer().validate(CLIP4Clip(encoder(), frames=4), data)
 
 
-def test_checkpoints_of_other_methods_and_sizes_are_refused(encoder):
-    method = CLIP4Clip(encoder, words=8, frames=4)
+def test_checkpoints_of_other_methods_and_sizes_are_refused():
+    method = CLIP4Clip(encoder(), words=8, frames=4)
     settings = {"_class_path": "x.CLIP4Clip", "words": 6, "frames": 4}
     own = {"state_dict": method.state_dict(), "hyper_parameters": settings}
     method.on_load_checkpoint(own)
