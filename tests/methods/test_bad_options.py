@@ -43,7 +43,6 @@ CASES = {
         ({"keep_rate": 0.05}, "keep_rate 0.05 keeps 0 of 6 slots of reorganization.video_word"),
         ({"keep_rate": 1.0}, "reorganization.sentence_frame: fusion has nothing to fuse"),
         ({"contrasts": ("video_word",)}, "decorrelation needs two contrasts, since the variance of video_word alone"),
-        ({"attention": LanguageVideoAttention(heads=3)}, "heads is 3; it must divide the dimension 64"),
         ({"attention": None, "contrasts": ("sentence_frame", "frame_word")}, "nothing would use the temporal encoder"),
     ],
     UCoFiA: [
