@@ -15,14 +15,10 @@ from tvr_lightning.cli import main
 from tvr_lightning.data import LSMDC, MSRVTT, MSVD, VATEX, ActivityNet, DiDeMo, TextVideoDataModule
 from tvr_lightning.data.importing.hub import fetch
 from tvr_lightning.data.importing.layouts import DATASETS, LAYOUTS, PUBLISHED
-from tvr_lightning.data.importing.run import ImportReport, import_dataset
+from tvr_lightning.data.importing.run import import_dataset
 from tvr_lightning.data.records import SYNTHETIC, SYNTHETIC_FILE
 from tvr_lightning.data.video_files import stem
 from tvr_lightning.errors import UserError
-
-
-def bring(dataset: str, source: Path, root: Path, **options) -> ImportReport:
-    return import_dataset(dataset, source, root, **options)
 
 
 def write(path: Path, value: object) -> None:
@@ -57,7 +53,7 @@ def test_the_hubs_msrvtt_has_the_splits_of_the_official_files(msrvtt, tmp_path):
     official = {name: MSRVTT(root=str(msrvtt), split=name) for name in names}
     for name in names:
         write_hub_lists(source, official[name], {f"msrvtt_train_{name}": "train", "msrvtt_test_1k": "test"})
-    report = bring("msrvtt", source, tmp_path / "data")
+    report = import_dataset("msrvtt", source, tmp_path / "data")
     for name in names:
         assert_same(MSRVTT(root=str(tmp_path / "data"), split=name), official[name], "train", "test")
     assert report.splits["9k", "train"] == (12, 240)
@@ -86,7 +82,7 @@ def test_lists_of_the_hub_have_the_splits_of_the_official_files(
     roots = {VATEX: real_vatex, MSVD: synthetic("msvd", 8)}
     real = kind(root=str(roots.get(kind, test_data / "annotations")))
     write_hub_lists(tmp_path / "hub", real, lists)
-    report = bring(kind.directory, tmp_path / "hub", tmp_path / "data")
+    report = import_dataset(kind.directory, tmp_path / "hub", tmp_path / "data")
     data = kind(root=str(tmp_path / "data"), **({"split": "hub"} if kind is DiDeMo else {}))
     assert report.differences == differences
     for name, part in zip(data.official_splits, lists.values(), strict=True):
@@ -118,7 +114,7 @@ def test_clip4clips_and_the_official_msrvtt_are_found_in_subfolders(msrvtt, tmp_
     for file, mine in (("train_val_videodatainfo.json", True), ("test_videodatainfo.json", False)):
         part = {k: [one for one in data[k] if (one["video_id"] in train_val) is mine] for k in ("videos", "sentences")}
         write(tmp_path / "official" / file, part)
-    report = bring("msrvtt", tmp_path / "official", tmp_path / "other")
+    report = import_dataset("msrvtt", tmp_path / "official", tmp_path / "other")
     assert_same(
         *(MSRVTT(root=str(path), split="full") for path in (tmp_path / "other", msrvtt)), "train", "val", "test"
     )
@@ -132,14 +128,14 @@ def test_official_msvd_and_didemo_files_are_converted(test_data, synthetic, tmp_
     write(source / "AllVideoDescriptions.txt", "".join(["# a comment\n\n", *rows]))
     for name in ("train", "val", "test"):
         (source / f"{name}_list.txt").symlink_to(real / "msvd" / f"{name}_list.txt")
-    assert "keep punctuation" in bring("msvd", source, tmp_path / "data").differences[0]
+    assert "keep punctuation" in import_dataset("msvd", source, tmp_path / "data").differences[0]
     assert_same(MSVD(root=str(tmp_path / "data")), MSVD(root=str(real)), "train", "val", "test")
 
     source = tmp_path / "moments"
     write(source / "train_data.json", [{"video": "1@N_a.mov", "description": "a dog"}])
     for name in ("val", "test"):
         (source / f"{name}_data.json").symlink_to(test_data / "annotations" / "didemo" / f"{name}_data.json")
-    report = bring("didemo", source, tmp_path / "data")
+    report = import_dataset("didemo", source, tmp_path / "data")
     assert report.splits["lists", "test"] == (1037, 1037)
     assert "lists, test has 1,037 videos, but the protocol has 1,004" in report.differences
 
@@ -171,11 +167,11 @@ def imported(root: Path) -> dict[str, bytes]:
 def test_a_zip_is_unpacked_and_completed(tmp_path):
     source = hub(tmp_path / "hub")
     zipped(source / "MSRVTT_Videos.zip", [*VIDEOS, "video9.mp4"])
-    report = bring("msrvtt", source, tmp_path)
+    report = import_dataset("msrvtt", source, tmp_path)
     assert (report.new, report.present, report.unused, report.absent) == (4, 0, ["video9"], [])
     assert imported(tmp_path)["video2.mp4"] == b"video2.mp4" * 1000
     (tmp_path / "msrvtt" / "videos" / "video1.mp4").unlink()
-    again = bring("msrvtt", source, tmp_path)
+    again = import_dataset("msrvtt", source, tmp_path)
     assert (again.new, again.present, again.written) == (1, 3, [])
     data = MSRVTT(root=str(tmp_path))
     data.setup()
@@ -200,7 +196,7 @@ def tar_parts(tmp_path, numbers):
 @pytest.mark.parametrize("numbers", [["-000", "-001", "-002"], range(1, 13), ["aa", "ab", "ac"]])
 def test_parts_of_a_tar_are_joined_in_natural_order(tmp_path, numbers):
     source, videos = tar_parts(tmp_path, numbers)
-    assert bring("msrvtt", source, tmp_path / "data").new == 12
+    assert import_dataset("msrvtt", source, tmp_path / "data").new == 12
     assert imported(tmp_path / "data") == videos
 
 
@@ -216,11 +212,11 @@ def test_nothing_is_unpacked_from_damaged_parts_of_a_tar(tmp_path):
         for path, content in changes.items():
             path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(UserError, match=message):
-            bring("msrvtt", source, tmp_path / "data")
+            import_dataset("msrvtt", source, tmp_path / "data")
         for path in changes:
             path.write_bytes(whole[path])
     assert not list((tmp_path / "data").rglob("*.writing"))
-    assert not bring("msrvtt", source, tmp_path / "data").absent
+    assert not import_dataset("msrvtt", source, tmp_path / "data").absent
     assert imported(tmp_path / "data") == videos
 
 
@@ -269,11 +265,11 @@ def test_links_to_a_moved_folder_are_repaired(tmp_path):
     source, videos = hub(tmp_path / "hub"), tmp_path / "msrvtt" / "videos"
     for name in VIDEOS:
         write(source / "video" / name, name)
-    assert bring("msrvtt", source, tmp_path).new == 4
+    assert import_dataset("msrvtt", source, tmp_path).new == 4
     assert all(path.is_symlink() for path in videos.iterdir())
     moved = source.rename(tmp_path / "moved")
     (moved / "video" / "video3.mp4").unlink()
-    again = bring("msrvtt", moved, tmp_path)
+    again = import_dataset("msrvtt", moved, tmp_path)
     assert (again.new, again.present, again.absent) == (3, 0, ["video3"])
     assert (videos / "video2.mp4").read_text() == "video2.mp4"
 
@@ -304,12 +300,12 @@ def test_existing_files_are_not_overwritten(tmp_path):
     ):
         write(file, content)
         with pytest.raises(UserError, match=message):
-            bring("msrvtt", source, tmp_path / "data")
+            import_dataset("msrvtt", source, tmp_path / "data")
         assert file.read_text() == content
         assert file != mine or [path.name for path in out.iterdir()] == [mine.name]
         file.unlink()
     write(second, "video1.mp4")
-    assert bring("msrvtt", source, tmp_path / "data").new == 4
+    assert import_dataset("msrvtt", source, tmp_path / "data").new == 4
 
 
 def test_unknown_and_ambiguous_layouts_are_refused(msrvtt, tmp_path):
@@ -325,9 +321,9 @@ def test_unknown_and_ambiguous_layouts_are_refused(msrvtt, tmp_path):
         ("msvd", incomplete, {"layout": "hup"}, r"no layout 'hup'\. Available: hub, clip4clip, official"),
     ):
         with pytest.raises(UserError, match=message):
-            bring(dataset, folder, out, **options)
+            import_dataset(dataset, folder, out, **options)
     assert not out.exists()
-    assert bring("msrvtt", source, out, layout="hub").splits["9k", "train"] == (2, 4)
+    assert import_dataset("msrvtt", source, out, layout="hub").splits["9k", "train"] == (2, 4)
     assert LAYOUTS.keys() == PUBLISHED.keys() == DATASETS.keys()
     for dataset, kind in DATASETS.items():
         for options, _ in PUBLISHED[dataset]:
@@ -347,7 +343,7 @@ def test_bad_lists_are_refused_and_nothing_is_written(tmp_path, test, message):
     source = hub(tmp_path / "hub")
     write(source / "msrvtt_test_1k.json", test)
     with pytest.raises(ValueError, match=message):
-        bring("msrvtt", source, tmp_path / "data")
+        import_dataset("msrvtt", source, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
@@ -385,7 +381,7 @@ def test_a_repository_is_downloaded_once_and_imported(repository, tmp_path, monk
         assert downloads(hub, ARCHIVE) == downloads(hub, "msvd_val.json") == []
         annotations = fetch("msvd", tmp_path / "other", annotations_only=True, endpoint=hub.address)
         assert {file.suffix for file in annotations} == {".json"}
-    report = bring("msvd", tmp_path / "got", tmp_path / "data")
+    report = import_dataset("msvd", tmp_path / "got", tmp_path / "data")
     assert report.splits == {("", name): (1, 2) for name in ("train", "val", "test")}
     assert (report.new, report.absent) == (3, [])
 
