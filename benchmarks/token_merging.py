@@ -108,7 +108,7 @@ def main() -> None:
     lines += [
         "",
         "The released code has 52.91 and 34.71 billion operations for ViT-B/32, and 210.76 and 161.08 for ViT-B/16, "
-        "without the comparison (`tests/encoders/test_token_merging.py` counts them exactly).",
+        "without the comparison (`tests/encoders/test_vision_towers.py` counts them exactly).",
     ]
     args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(args.out.read_text(encoding="utf-8"))

@@ -11,6 +11,11 @@ from pathlib import Path
 from child_processes import fork
 
 import tvr_lightning
+import tvr_lightning.config.recipe  # imports all classes with options
+from tvr_lightning.data.base import TextVideoDataModule
+from tvr_lightning.encoders.base import FeatureEncoder
+from tvr_lightning.option_types import ConfigVariant, Options, hints_of
+from tvr_lightning.training.module import RecipeModule
 
 PACKAGE = Path(tvr_lightning.__file__).parent
 FLOW = [
@@ -81,3 +86,44 @@ def test_every_module_loads_without_modules_for_unix(ended):
     process = ended(fork(load_without_unix))
     process.join(300)
     assert process.exitcode == 0
+
+
+# Words that are also names of options, and options that the file itself declares.
+NO_LISTS = {
+    "encoders/clip.py": "options of ClipEncoder that its small variant has no use for",
+    "runs/closing.py": "modules of a method",
+    "training/optim.py": "options of OptimizerConfig that a resumed run may change",
+}
+
+
+def option_names():
+    """Names of the options of all methods, encoders, and datasets, and of the classes among these options."""
+    kinds, names = [RecipeModule, FeatureEncoder, TextVideoDataModule, Options, ConfigVariant], set()
+    for kind in kinds:
+        names |= hints_of(kind).keys() if kind.__module__.startswith("tvr_lightning.") else set()
+        kinds += kind.__subclasses__()
+    return names - {"return"}
+
+
+def lists_of(names, source):
+    """Sets, tuples, and lists of at least three strings, all of them `names`, but for those in annotations."""
+    tree = ast.parse(source)
+    in_types = {part for node in ast.walk(tree) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Set | ast.Tuple | ast.List) and node not in in_types:
+            words = [part.value for part in node.elts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            if len(words) >= 3 and names.issuperset(words):
+                yield words
+
+
+def test_no_list_names_the_options_that_something_applies_to():
+    """An option's annotation states its role once. A list elsewhere also matches the same name in a user's class."""
+    names = option_names()
+    assert {"frames", "split", "weights", "schedule", "annotated_end", "temporal_layers", "rank"} <= names
+    assert [*lists_of(names, 'A = {"split", "seconds", "features"}\nB: Literal["split", "seconds", "frames"]')] == [
+        ["split", "seconds", "features"]
+    ]
+    found = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    listed = {path: [*lists_of(names, source)] for path, source in found.items()}
+    assert {path: lists for path, lists in listed.items() if lists and path not in NO_LISTS} == {}
+    assert [path for path in NO_LISTS if not listed[path]] == []
