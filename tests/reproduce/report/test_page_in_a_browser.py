@@ -32,8 +32,8 @@ ARRAYS = {
 def site(tmp_path_factory):
     """Report of five runs of two datasets and two backbones; the second fails on other queries than the rest."""
     out = tmp_path_factory.mktemp("report")
-    plan = plan_of(" ".join(RUNS), out)
     claims = [f"{table}/{run}" for table, runs in RUNS.items() for run in runs]
+    plan = plan_of(" ".join(RUNS), out, claims)
     for place, key in enumerate(dict.fromkeys(key for claim in claims for key in keys_of(plan, claim))):
         make_card(plan.runs[key], out / "cards", 1.0 + 0.6 * place % 3)
         if place == 1:
