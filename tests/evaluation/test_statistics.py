@@ -182,6 +182,7 @@ def test_the_detectable_difference_of_unrelated_failures_on_a_thousand_queries()
     assert detectable_difference(difference) == pytest.approx(2.236 * (1.960 + 0.842), abs=0.02)
     assert detectable_difference(difference, power=0.5) == pytest.approx(2.236 * 1.960, abs=0.02)
     assert detectable_difference(difference[:1]) == math.inf
+    assert detectable_difference(difference[249:251]) < math.inf
 
 
 @pytest.mark.slow

@@ -159,6 +159,13 @@ def test_tables_and_the_leaderboard_show_and_explain_warnings(tmp_path, changes,
     assert any(note in each for each in [*made.notes, ""])
 
 
+@pytest.mark.parametrize("share", ["nothing", "encoder", "features"])
+def test_notes_state_what_the_runs_share(tmp_path, share):
+    notes = " ".join(view(tmp_path, {"gare": 2.0}, share=share)[0].notes)
+    assert ("starting from the same trained encoder: " in notes) is (share == "encoder")
+    assert ("on the stored features of one frozen encoder: " in notes) is (share == "features")
+
+
 def test_notes_name_failed_runs_and_inconsistencies_of_the_papers(tmp_path):
     plan = plan_of("gare-1", tmp_path, fixture_videos=20)
     (key,) = keys_of(plan, "gare-1/gare")
