@@ -9,6 +9,10 @@ from tvr_lightning.cli import main
 from tvr_lightning.config.recipe import Recipe, data_from_recipe
 from tvr_lightning.config.recipe_files import RECIPES, find_recipe, read_recipe, split_options
 
+COMMANDS = (
+    ["data", "check"], ["data", "stats"], ["extract"], ["caption"], ["audit"], ["profile"], ["fit"], ["test"],
+)  # fmt: skip
+
 
 def error_of(words, capsys):
     assert main(words) == 2
@@ -17,7 +21,7 @@ def error_of(words, capsys):
     return line
 
 
-@pytest.mark.parametrize("command", [["data", "check"], ["audit"], ["fit"]], ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_recipe_that_is_missing_or_would_run_code_is_refused(command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(RECIPES.parent if command == ["fit"] else tmp_path)
     in_checkout = Path("recipes").is_dir()

@@ -214,6 +214,14 @@ def test_each_half_of_the_queries_is_ranked_with_the_other_half_as_bank(normaliz
         torch.testing.assert_close(found[own], normalize_scores(normalizer, scores[own], scores[~own], direction))
 
 
+@pytest.mark.parametrize("normalizer", [QueryBankNorm(), SinkhornBias(0.01)], ids=lambda n: n.name)
+def test_other_queries_do_not_change_the_result_of_a_normalizer_that_is_not_transductive(normalizer):
+    similarity, bank = scores(30, 12), scores(20, 12, seed=1)
+    together = normalize_scores(normalizer, similarity, bank)
+    for i in range(0, 30, 7):
+        torch.testing.assert_close(normalize_scores(normalizer, similarity[[i]], bank)[0], together[i])
+
+
 def test_dual_softmax_with_a_bank_uses_no_other_test_query():
     scores, bank = torch.rand(5, 4, dtype=torch.float64), torch.rand(7, 4, dtype=torch.float64)
     expected = scores * (3 * scores).exp() / (3 * bank).exp().sum(0)

@@ -54,6 +54,12 @@ def test_float32_biases_equal_the_equations(parity_cases, name):
         torch.testing.assert_close(bias.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_gradient_through_the_iterations_equals_finite_differences():
+    similarity = torch.rand(4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    gamma = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s, g: sinkhorn_biases(s, g, 3), (similarity, gamma))
+
+
 def test_a_matrix_meets_the_marginals_of_rows_and_columns_at_convergence():
     logits = 10 * torch.rand(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     rows, columns = torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0, 4.0]).double(), torch.tensor([5.0, 1.0, 1.0, 1.0]).double()

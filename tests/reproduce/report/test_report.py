@@ -361,10 +361,13 @@ def test_missing_values_are_dashes_and_another_process_that_writes_the_report_is
 @pytest.mark.parametrize("name", ["results.json", "ranks.parquet", "metrics.csv"])
 def test_a_damaged_file_of_a_run_is_named(finished_run, tmp_path, name):
     shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
-    for content in (b"", b"hello\n", b"1,2\n3,4,5\n", bytes(range(128, 256))):
+    whole = (tmp_path / name).read_bytes()
+    page, footer = whole[:4] + 60 * b"\xff" + whole[64:], whole[:-2000] + 500 * b"\xff" + whole[-1500:]
+    holes = [page, footer] if name == "ranks.parquet" else []
+    for content in (b"", b"hello\n", b"1,2\n3,4,5\n", bytes(range(128, 256)), *holes):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=rf"{name} is damaged \("):
-            read_curves(*read_runs(tmp_path))
+            [[read_curves(run), read_ranks(run, "text_to_video")] for run in read_runs(tmp_path)]
 
 
 def test_a_run_without_ranks_has_a_page_without_figures(finished_run, tmp_path, capsys):

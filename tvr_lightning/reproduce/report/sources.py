@@ -16,10 +16,11 @@ from statistics import NormalDist, mean, stdev
 from typing import Any
 
 import pandas as pd
+import pyarrow
 import torch
 from torch import Tensor
 
-from tvr_lightning.errors import UserError
+from tvr_lightning.errors import MissingAssetError, UserError
 from tvr_lightning.evaluation import intervals
 from tvr_lightning.evaluation.intervals import SUMS, QueryKind, QueryValues, metric_interval, summed_recalls
 from tvr_lightning.evaluation.statistics import Comparison, Interval, paired_comparison
@@ -30,6 +31,7 @@ from tvr_lightning.runs.closing import RANKS
 from tvr_lightning.runs.folder import METRICS
 
 RESAMPLES = 10_000
+OMITS_RANKS = "and the report omits intervals and figures"
 
 
 @dataclass(eq=False)
@@ -75,15 +77,20 @@ def undamaged(file: Path, then: str) -> Iterator[None]:
     """Raise a UserError with what to do if the content of a run's file cannot be read."""
     try:
         yield
-    except (ValueError, KeyError) as error:  # the base of the errors of json, pandas, and pyarrow
-        reason = str(error).strip().splitlines()[0]
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise UserError(f"{file} is damaged ({reason}). Delete it, {then}.") from error
 
 
 @lru_cache(maxsize=256)
 def read_ranks(run: ReportedRun, kind: QueryKind) -> tuple[Ranks, Tensor]:
     """Return the ranks of one kind of query by increasing index, and the (Q,) int64 video of each query."""
-    return intervals.read_ranks(run.ranks, kind)
+    if not run.ranks.is_file():
+        raise MissingAssetError(f"figures need ranks, but there is no file {run.ranks}")
+    with undamaged(run.ranks, OMITS_RANKS):
+        return intervals.read_ranks(run.ranks, kind)
 
 
 def read_curves(run: ReportedRun) -> dict[str, pd.Series]:
@@ -146,7 +153,7 @@ def run_of_results(file: Path, directory: Path) -> ReportedRun | None:
     ranks, log = folder / RANKS, folder / METRICS
     queries: object = name
     if ranks.is_file():
-        with undamaged(ranks, "and the report omits intervals and figures"):
+        with undamaged(ranks, OMITS_RANKS):
             queries = pd.read_parquet(ranks, columns=["query", "video"]).to_numpy().tolist()
     planned: dict[str, Any] = {
         "claims": [], "seed": None, "dataset": results["dataset"], "fixture_videos": None, "overlay": None,

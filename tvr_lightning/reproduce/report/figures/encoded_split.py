@@ -103,11 +103,9 @@ def encode_run(run: ReportedRun, trust: Sequence[str] = ()) -> LoadedRun:
     module.load_weights(read_checkpoint(Path(checkpoint)))
     if not isinstance(module, RetrievalModule):
         return LoadedRun(module, data)
-    if not run.ranks.is_file():
-        raise MissingAssetError(f"figures need ranks, but there is no file {run.ranks}")
+    ranks, _ = read_ranks(run, "text_to_video")
     encoded = encode_test_split(module.to("cuda" if torch.cuda.is_available() else "cpu").eval(), data)
     encoded.post_processing = results["post_processing"]
-    ranks, _ = read_ranks(run, "text_to_video")
     if torch.equal(ranks.index, encoded.text_index):  # else the run omitted texts
         encoded.ranks = ranks.expected().double()
     return encoded

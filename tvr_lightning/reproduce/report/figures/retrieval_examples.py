@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from tvr_lightning.reproduce.report.drawing import Arrays, Chart, Image, frames
 from tvr_lightning.reproduce.report.figures.encoded_split import STRIP_FRAMES, EncodedSplit, LoadedRun
-from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks
+from tvr_lightning.reproduce.report.sources import ReportedRun, read_ranks, undamaged
 from tvr_lightning.runs.closing import PREDICTIONS
 
 SHEET_QUERIES, SHEET_VIDEOS = 4, 3
@@ -96,7 +96,9 @@ def failures_of_scores(run: ReportedRun) -> Arrays:
     rank = ranks.expected()
     drawn = np.random.default_rng(0).permutation(len(rank))
     failed = ranks.index[[int(query) for query in drawn if rank[query] > 1][:MOST_LISTED]].tolist()
-    table = pd.read_parquet(run.ranks.with_name(PREDICTIONS))
+    predictions = run.ranks.with_name(PREDICTIONS)
+    with undamaged(predictions, "or evaluate the scores again"):
+        table = pd.read_parquet(predictions)
     others = table[table["video_id"] != table["correct_video_id"]].drop_duplicates("text_index").set_index("text_index")
     failed = [query for query in failed if query in others.index]
     columns = {"captions": "text", "right": "correct_video_id", "wrong": "video_id"}
